@@ -1,0 +1,1 @@
+"""Offline analyzer of PyTorch GPU memory snapshots."""

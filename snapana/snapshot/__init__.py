@@ -1,0 +1,1 @@
+"""Reading memory snapshots: safe unpickling, every generation to one model, stacks."""
