@@ -1,1 +1,56 @@
-"""Offline analyzer of PyTorch GPU memory snapshots."""
+"""Offline analyzer of PyTorch GPU memory snapshots.
+
+>>> import snapana
+>>> snapshot = snapana.load("sample_traces/train_truncated.pickle.xz")
+>>> snapshot.replay[0].peak_event()
+-1
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from snapana._version import __version__
+from snapana.errors import SnapanaError
+
+if TYPE_CHECKING:
+    from snapana.analyses.overview import Overview, overview
+    from snapana.findings import Finding, findings
+    from snapana.snapshot.model import Snapshot
+
+# Imported on first use: pandas alone takes longer than `snapana --help` may.
+_LAZY = {
+    "Finding": "snapana.findings",
+    "Overview": "snapana.analyses.overview",
+    "Snapshot": "snapana.snapshot.model",
+    "findings": "snapana.findings",
+    "overview": "snapana.analyses.overview",
+}
+
+__all__ = ["Finding", "Overview", "SnapanaError", "Snapshot", "__version__", "findings", "load", "overview"]
+
+
+def load(path: str | os.PathLike[str], *, max_input: int | None = None) -> Snapshot:
+    """Read a memory snapshot: a pickle, possibly compressed, a memory-viz HTML page, or JSON.
+
+    Args:
+        path: file, or ``"-"`` for standard input.
+        max_input: refuse more than so many bytes after decompression; 16 GiB by default.
+
+    Raises:
+        SnapanaError: the file cannot be read, or is no snapshot; ``code`` says which.
+
+    """
+    from snapana.loading import load_snapshot
+
+    return load_snapshot(path, max_input=max_input)
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names on first use."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'snapana' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)

@@ -1,0 +1,96 @@
+"""Options and steps that all commands share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from snapana.errors import SnapanaError
+from snapana.units import parse_size
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class SizeType(click.ParamType):
+    """A number of bytes, such as ``64MiB``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse a size; usage error for anything else."""
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except SnapanaError as error:
+            self.fail(f"{error.message}. {error.hint}", param, ctx)
+
+
+def input_options(command: Command) -> Command:
+    """Add INPUT and the options that say what of it is looked at."""
+    for option in (
+        click.option(
+            "--max-input", type=SizeType(), default="16GiB", help="Refuse more than this, decompressed."
+        ),
+        click.option("--device", type=int, default=None, help="Only this device; all by default."),
+        click.option("--min-size", type=SizeType(), default="0", help="Leave out rows smaller than this."),
+        click.option(
+            "--top",
+            type=click.IntRange(min=0),
+            default=20,
+            show_default=True,
+            help="Rows per table; 0 for all.",
+        ),
+        click.argument("input", metavar="INPUT"),
+    ):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Show on stderr what is being done, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("Starting ...") as status:
+        yield lambda text: status.update(f"{text} ...")
+
+
+def write_new(path: Path, content: str, *, force: bool) -> None:
+    """Write a file; never over another one without ``force``.
+
+    Raises:
+        SnapanaError: ``output.exists``, ``output.unwritable``.
+
+    """
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as stream:
+            stream.write(content)
+    except FileExistsError:
+        raise SnapanaError("output.exists", f"{path} exists.", "Use --force to replace it, or -o.") from None
+    except OSError as error:
+        raise SnapanaError("output.unwritable", f"Cannot write {path}: {error.strerror}.") from error
+    click.echo(f"Wrote {path}", err=True)
+
+
+def default_output(source: str, suffix: str) -> Path:
+    """Derive an output's name from the input's: ``runs/a.pickle.xz`` gives ``a.html``."""
+    name = "stdin" if source == "-" else Path(source).name
+    for ending in (".gz", ".xz", ".zst", ".zip", ".pickle", ".pkl", ".json", ".html"):
+        name = name.removesuffix(ending)
+    return Path(f"{name or 'snapana'}{suffix}")
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print a document on stdout, indented."""
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())

@@ -1,0 +1,404 @@
+"""Rules that turn results into ranked findings, each with its bytes, evidence and advice.
+
+Advice looks at the recorded settings: what is already on is not advised again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from snapana.analyses.oom import OutOfMemory
+from snapana.analyses.overview import DeviceOverview, Overview
+from snapana.snapshot.model import Snapshot
+from snapana.units import format_bytes, format_count
+
+SEVERITIES = ("high", "medium", "low", "info")
+
+_GIB = 1024**3
+_MIB = 1024**2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing worth knowing.
+
+    Attributes:
+        code: dotted and stable, such as ``leak.growth``.
+        severity: ``high``, ``medium``, ``low`` or ``info``.
+        device: ordinal.
+        bytes: what it is about, in bytes; None where bytes do not measure it.
+        message: what was seen, with figures.
+        advice: what to do; may be empty.
+        evidence: figures behind it.
+
+    """
+
+    code: str
+    severity: str
+    device: int
+    bytes: int | None
+    message: str
+    advice: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+def findings(results: Overview) -> list[Finding]:
+    """Judge all devices; the most severe first, then the largest."""
+    found = [
+        finding
+        for device in results.devices
+        for finding in (
+            *_window(results.snapshot, device),
+            *_out_of_memory(results.snapshot, device),
+            *_leaks(device),
+            *_utilization(results.snapshot, device),
+            *_pins(results.snapshot, device),
+            *_empty_cache(results.snapshot, device),
+            *_largest(results.snapshot, device),
+        )
+    ]
+    return sorted(found, key=lambda finding: (SEVERITIES.index(finding.severity), -(finding.bytes or 0)))
+
+
+# ---- what the file can tell
+
+
+def _window(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
+    window = device.coverage
+    found = []
+    if not window.events:
+        return [
+            Finding(
+                "window.no_history",
+                "medium",
+                device.device,
+                None,
+                "The file holds the final state only, no events: no peak, no course, no leaks can be told.",
+                "Call torch.cuda.memory._record_memory_history(max_entries=100000) before the model is built.",
+            )
+        ]
+    if window.unmatched_frees:
+        found.append(
+            Finding(
+                "window.truncated",
+                "low",
+                device.device,
+                window.preexisting_bytes,
+                f"The window begins in the middle of the run: {format_count(window.unmatched_frees)} blocks freed in it "
+                f"and {format_bytes(window.preexisting_bytes)} in all were allocated before it. The peak is that of "
+                "the window.",
+                f"Record with more entries (this file holds {format_count(window.events)}), or start earlier.",
+                {"unmatched_frees": window.unmatched_frees, "events": window.events},
+            )
+        )
+    elif window.preexisting_blocks:
+        found.append(
+            Finding(
+                "window.late_start",
+                "low",
+                device.device,
+                window.preexisting_bytes,
+                f"Recording began late: {format_bytes(window.preexisting_bytes)} in "
+                f"{format_count(window.preexisting_blocks)} blocks were there already, without a stack.",
+                "Call torch.cuda.memory._record_memory_history() before the model is built.",
+                {"preexisting_blocks": window.preexisting_blocks},
+            )
+        )
+    if window.replay_mismatches:
+        found.append(
+            Finding(
+                "window.mismatches",
+                "medium",
+                device.device,
+                None,
+                f"The events do not explain the final state in {format_count(window.replay_mismatches)} places; "
+                "figures near the end may be off.",
+                "Seen where other threads allocate while the dump is written, or where events were skipped.",
+                dict(window.mismatches),
+            )
+        )
+    return found
+
+
+# ---- out of memory
+
+
+def _out_of_memory(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
+    fatal = device.fatal_oom
+    if fatal is None:
+        return []
+    return [
+        Finding(
+            f"oom.{fatal.verdict}",
+            "high",
+            device.device,
+            fatal.requested,
+            _oom_message(fatal),
+            _oom_advice(snapshot, device, fatal),
+            {
+                "event": fatal.event,
+                "requested_bytes": fatal.requested,
+                "allocated_bytes": fatal.allocated,
+                "reserved_bytes": fatal.reserved,
+                "free_for_request_bytes": fatal.own_free,
+                "largest_hole_bytes": fatal.largest_hole,
+                "device_free_bytes": fatal.device_free,
+            },
+        )
+    ]
+
+
+_OOM_WORDS = {
+    "fragmentation": "fragmentation: enough was free for it, but in holes that are too small",
+    "stranded_pool": "stranded memory: enough was free, but in pools or streams that it may not use",
+    "limit": "a limit on PyTorch: the driver had enough left",
+    "capacity": "capacity: live tensors fill what the driver gave",
+    "unknown": "unknown: the file does not say what the driver had left",
+}
+
+
+def _oom_message(oom: OutOfMemory) -> str:
+    by = f" for {oom.site.label}" if oom.site.kind != "none" else ""
+    return (
+        f"Out of memory: {format_bytes(oom.requested)}{by} did not fit. Cause: {_OOM_WORDS[oom.verdict]}. "
+        f"{format_bytes(oom.allocated)} allocated, {format_bytes(oom.reserved - oom.allocated)} reserved but "
+        f"unallocated, largest usable hole {format_bytes(oom.largest_hole)}."
+    )
+
+
+def _oom_advice(snapshot: Snapshot, device: DeviceOverview, oom: OutOfMemory) -> str:
+    if oom.verdict == "fragmentation":
+        return _defragment(snapshot)
+    if oom.verdict == "stranded_pool":
+        return (
+            "Let the work run in the same stream or pool, or release the pool (graph, MemPool) that holds it."
+        )
+    top = device.oom[-1].live.sites
+    largest = f"{top['site'].iloc[0]} holds {format_bytes(int(top['bytes'].iloc[0]))}" if len(top) else ""
+    less = f"Hold less at once, from the largest down: {largest}. A smaller micro-batch with gradient accumulation, "
+    less += "activation checkpointing or a lower precision shrink activations."
+    if oom.verdict == "limit":
+        return f"Raise the limit (torch.cuda.set_per_process_memory_fraction) if that is meant to be possible. {less}"
+    return less
+
+
+def _has_mem_pools(snapshot: Snapshot) -> bool:
+    return any(second != 0 for _, second in snapshot.pools)
+
+
+def _defragment(snapshot: Snapshot) -> str:
+    expandable = snapshot.settings.expandable_segments or bool(snapshot.segments["expandable"].any())
+    if expandable:
+        return "Expandable segments are on already: free the blocks that keep pages (see the pins), or allocate them first."
+    if _has_mem_pools(snapshot):
+        return "Free the blocks that keep segments (see the pins), or allocate long-lived ones first."
+    return (
+        "Try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: its holes can be filled by any size. Or free the "
+        "blocks that keep segments (see the pins)."
+    )
+
+
+# ---- growth, fragmentation, churn
+
+
+def _leaks(device: DeviceOverview) -> list[Finding]:
+    table = device.leaks.table
+    if not len(table):
+        return []
+    found = []
+    for row in table.itertuples():
+        growth = float(row.bytes_per_step)
+        found.append(
+            Finding(
+                "leak.growth",
+                "high" if growth >= _MIB else "medium",
+                device.device,
+                int(row.total),
+                f"{row.site} keeps {format_bytes(growth)} more with every step ({row.blocks_per_step:.3g} blocks, "
+                f"{format_bytes(row.block_bytes_per_step)} with rounding), over {row.steps} steps.",
+                "Something keeps a reference to what this line makes: a list, a hook, a loss that is summed with its "
+                "graph (use .detach() or .item()). The line that holds it may be elsewhere.",
+                {
+                    "site": row.site,
+                    "bytes_per_step": growth,
+                    "blocks_per_step": float(row.blocks_per_step),
+                    "confidence": float(row.confidence),
+                },
+            )
+        )
+    return found
+
+
+def _utilization(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
+    cache = device.fragmentation
+    if cache.utilization is None or cache.utilization >= 0.8:
+        return []
+    gap = round(cache.reserved * (1 - cache.utilization))
+    if gap < _GIB:
+        return []
+    return [
+        Finding(
+            "fragmentation.low_utilization",
+            "high" if cache.utilization < 0.6 else "medium",
+            device.device,
+            gap,
+            f"At its fullest PyTorch used {cache.utilization:.0%} of the {format_bytes(cache.reserved)} that it had "
+            f"reserved; {format_bytes(cache.unreleasable)} of the rest could not be given back.",
+            _defragment(snapshot),
+            {
+                "utilization": cache.utilization,
+                "unreleasable_bytes": cache.unreleasable,
+                "releasable_bytes": cache.releasable,
+            },
+        )
+    ]
+
+
+def _pins(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
+    cache = device.fragmentation
+    if not len(cache.pins) or cache.unreleasable < max(_GIB, cache.reserved // 10):
+        return []
+    first = cache.pins.iloc[0]
+    return [
+        Finding(
+            "fragmentation.pins",
+            "low",
+            device.device,
+            cache.unreleasable,
+            f"{format_bytes(cache.unreleasable)} of cache could not be released at peak reserved, because live blocks "
+            f"keep their segments; {format_bytes(int(first['pinned']))} of it by {first['site']}.",
+            "Allocate what lives long before what comes and goes, or let it share segments.",
+            {
+                "site": str(first["site"]),
+                "pinned_bytes": int(first["pinned"]),
+                "segments": int(first["segments"]),
+            },
+        )
+    ]
+
+
+def _empty_cache(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
+    """Accuse only calls that name ``empty_cache``, from one line, in most steps."""
+    named: Counter[str] = Counter()
+    for stack in device.churn.empty_cache_stacks:
+        frames = [frame for frame in snapshot.stacks.frames_of(stack) if frame[3] not in {"cpp", "unwinder"}]
+        if frames and frames[0][0] == "empty_cache":
+            named[snapshot.stacks.site(stack).label] += 1
+    enough = max(3, 0.8 * len(device.steps))
+    return [
+        Finding(
+            "churn.empty_cache",
+            "medium",
+            device.device,
+            device.churn.freed_bytes,
+            f"empty_cache() at {site} gave memory back {count} times; {format_count(device.churn.segment_allocs)} "
+            f"segments were allocated and {format_count(device.churn.segment_frees)} freed in the window.",
+            "Take it out of the loop: the next step has to ask the driver again, and each time the GPU waits.",
+            {"site": site, "calls": count, "per_step": device.churn.per_step},
+        )
+        for site, count in named.most_common()
+        if count >= enough
+    ]
+
+
+def _largest(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
+    sites = device.peak.sites
+    if not len(sites) or not device.peak.allocated:
+        return []
+    first = sites.iloc[0]
+    share = int(first["bytes"]) / device.peak.allocated
+    return [
+        Finding(
+            "peak.largest_site",
+            "info",
+            device.device,
+            int(first["bytes"]),
+            f"At the peak of {format_bytes(device.peak.allocated)}, {first['site']} held "
+            f"{format_bytes(int(first['bytes']))} ({share:.0%}) in {format_count(int(first['blocks']))} blocks.",
+            "",
+            {"site": str(first["site"]), "blocks": int(first["blocks"])},
+        )
+    ]
+
+
+# ---- the verdict
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer in four sentences.
+
+    Attributes:
+        title: what happened, in one line.
+        filled: what filled the card.
+        cause: capacity, fragmentation or growth, with the figures that say so.
+        action: what to do; empty where nothing needs doing.
+
+    """
+
+    title: str
+    filled: str
+    cause: str
+    action: str
+
+
+def verdict(device: DeviceOverview, found: list[Finding]) -> Verdict:
+    """Say first what matters first for one device."""
+    own = [finding for finding in found if finding.device == device.device]
+    action = next((finding.advice for finding in own if finding.severity != "info" and finding.advice), "")
+    return Verdict(_title(device), _filled(device), _cause(device), action)
+
+
+def _title(device: DeviceOverview) -> str:
+    fatal = device.fatal_oom
+    if fatal is not None:
+        return f"Out of memory: {format_bytes(fatal.requested)} did not fit. Cause: {fatal.verdict.replace('_', ' ')}."
+    if len(device.leaks.table):
+        growth = float(device.leaks.table["bytes_per_step"].sum())
+        return f"Memory grows by {format_bytes(growth)} with every step."
+    return (
+        f"Peak {format_bytes(device.peak.allocated)} allocated, {format_bytes(device.peak_reserved)} reserved; "
+        "nothing ran out."
+    )
+
+
+def _filled(device: DeviceOverview) -> str:
+    fatal = device.fatal_oom
+    live = fatal.live if fatal is not None else device.peak
+    if not live.allocated:
+        return "Nothing was allocated in the window."
+    top = [
+        f"{row.site} {format_bytes(int(row.bytes))} ({int(row.bytes) / live.allocated:.0%})"
+        for row in live.sites.head(3).itertuples()
+    ]
+    when = "When it failed" if fatal is not None else "At the peak"
+    return f"{when}, {format_bytes(live.allocated)} was allocated, most of it by {'; '.join(top)}."
+
+
+def _cause(device: DeviceOverview) -> str:
+    fatal = device.fatal_oom
+    if fatal is not None:
+        return " ".join(fatal.reasons)
+    if len(device.leaks.table):
+        first = device.leaks.table.iloc[0]
+        return (
+            f"Growth: {len(device.leaks.table)} site(s) keep more with every step, first {first['site']} with "
+            f"{format_bytes(float(first['bytes_per_step']))} a step."
+        )
+    cache = device.fragmentation
+    if (
+        cache.utilization is not None
+        and cache.utilization < 0.8
+        and cache.reserved * (1 - cache.utilization) >= _GIB
+    ):
+        return (
+            f"Fragmentation: only {cache.utilization:.0%} of what was reserved was ever in use at once; "
+            f"{format_bytes(cache.unreleasable)} could not be given back."
+        )
+    used = f"{cache.utilization:.0%} of what was reserved was in use" if cache.utilization is not None else ""
+    growth = (
+        "no site grows from step to step" if device.leaks.judged else "growth could not be judged (no steps)"
+    )
+    return f"Neither fragmentation nor growth: {used} at the fullest, and {growth}."

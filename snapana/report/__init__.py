@@ -1,0 +1,1 @@
+"""Results as HTML, Markdown, text and JSON: formatting only, nothing is computed here."""

@@ -1,0 +1,106 @@
+"""Results as Markdown that pastes well into a ticket."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from snapana.analyses.overview import DeviceOverview, Overview
+from snapana.analyses.peak import Peak
+from snapana.findings import Finding, verdict
+from snapana.report.select import Selection, top_sites
+from snapana.snapshot.model import Snapshot
+from snapana.units import format_bytes, format_count
+
+# A ticket wants the head of the table; the rest is in the HTML report.
+_ROWS = 8
+_STACK_LINES = 12
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&@])")
+
+
+def escape(text: str) -> str:
+    """Make any text plain in Markdown, also within a table: no markup, no HTML, no line breaks, no mentions."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split())).replace("\\@", "@\u200b").replace("\\<", "&lt;")
+
+
+def summary_markdown(results: Overview, found: list[Finding], selection: Selection) -> str:
+    """Write the summary in at most 60 lines or so: verdict, figures, table, findings, the first stack folded."""
+    snapshot = results.snapshot
+    lines = [f"### snapana: {escape(snapshot.info.name)}", ""]
+    for device in results.devices:
+        lines += _device(snapshot, device, found, selection)
+    lines += ["**Findings**", ""]
+    lines += [
+        f"- **{finding.severity}** {escape(finding.code)}: {escape(finding.message)}"
+        for finding in found[:_ROWS]
+    ]
+    lines += ["", f"{format_count(len(snapshot.events))} events, {escape(snapshot.generation)}"]
+    return "\n".join(lines)
+
+
+def _device(
+    snapshot: Snapshot, device: DeviceOverview, found: list[Finding], selection: Selection
+) -> list[str]:
+    answer = verdict(device, found)
+    name = f"Device {device.device}: " if device.device else ""
+    lines = [f"**{name}{escape(answer.title)}**", ""]
+    lines += [escape(line) + "  " for line in (answer.filled, answer.cause, answer.action) if line]
+    lines += ["", *_figures(device), ""]
+    live = device.fatal_oom.live if device.fatal_oom else device.peak
+    lines += [*_sites(live, selection), "", *_stack(snapshot, live), ""]
+    return lines
+
+
+def _figures(device: DeviceOverview) -> list[str]:
+    cache = device.fragmentation
+    utilization = f"{cache.utilization:.1%}" if cache.utilization is not None else "unknown"
+    return _table(
+        ("peak allocated", "peak reserved", "end allocated", "unreleasable", "utilization"),
+        [
+            (
+                format_bytes(device.peak.allocated),
+                format_bytes(device.peak_reserved),
+                format_bytes(device.end.allocated),
+                format_bytes(cache.unreleasable),
+                utilization,
+            )
+        ],
+    )
+
+
+def _sites(live: Peak, selection: Selection) -> list[str]:
+    rows = _ROWS if selection.top is None else min(_ROWS, selection.top)
+    shown, others = top_sites(live.sites, Selection(rows, selection.min_size))
+    body = [
+        (format_bytes(row.bytes), format_count(row.blocks), escape(row.site)) for row in shown.itertuples()
+    ]
+    body += [(format_bytes(others), "", "others"), (format_bytes(live.allocated), "", "**allocated**")]
+    return _table(("bytes", "blocks", "site"), body)
+
+
+def _stack(snapshot: Snapshot, live: Peak) -> list[str]:
+    """Fold the first site's stack away; empty where it has none."""
+    if not len(live.sites) or int(live.sites["stack"].iloc[0]) < 0:
+        return []
+    text = snapshot.stacks.text(int(live.sites["stack"].iloc[0]), limit=_STACK_LINES)
+    # A fence longer than any run of backticks in the text cannot be closed by it.
+    longest = max((len(run) for line in text for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [
+        f"<details><summary>Stack of {escape(live.sites['site'].iloc[0])}</summary>",
+        "",
+        fence,
+        *(" ".join(line.split()) for line in text),
+        fence,
+        "",
+        "</details>",
+    ]
+
+
+def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [_row(heading), _row(["---:"] * (len(heading) - 1) + ["---"]), *map(_row, rows)]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

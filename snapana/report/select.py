@@ -1,0 +1,29 @@
+"""What to show of a long table, and the sum of what is folded away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Size of the tables.
+
+    Attributes:
+        top: at most so many rows; None for all.
+        min_size: only rows of at least so many bytes.
+
+    """
+
+    top: int | None = 20
+    min_size: int = 0
+
+
+def top_sites(sites: pd.DataFrame, selection: Selection) -> tuple[pd.DataFrame, int]:
+    """Give the rows to show of a table that is sorted by ``bytes``, and the bytes of the others."""
+    shown = sites[sites["bytes"] >= selection.min_size]
+    if selection.top is not None:
+        shown = shown.head(selection.top)
+    return shown, int(sites["bytes"].sum() - shown["bytes"].sum())
