@@ -11,6 +11,7 @@ from typing import Any
 
 from snapana.analyses.oom import OutOfMemory
 from snapana.analyses.overview import DeviceOverview, Overview
+from snapana.frames import rows
 from snapana.snapshot.model import Snapshot
 from snapana.units import format_bytes, format_count
 
@@ -86,8 +87,8 @@ def _window(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
                 "low",
                 device.device,
                 window.preexisting_bytes,
-                f"The window begins in the middle of the run: {format_count(window.unmatched_frees)} blocks freed in it "
-                f"and {format_bytes(window.preexisting_bytes)} in all were allocated before it. The peak is that of "
+                f"The window begins in the middle of the run: {format_count(window.unmatched_frees)} blocks freed in "
+                f"it and {format_bytes(window.preexisting_bytes)} in all were allocated before it. The peak is that of "
                 "the window.",
                 f"Record with more entries (this file holds {format_count(window.events)}), or start earlier.",
                 {"unmatched_frees": window.unmatched_frees, "events": window.events},
@@ -172,9 +173,7 @@ def _oom_advice(snapshot: Snapshot, device: DeviceOverview, oom: OutOfMemory) ->
     if oom.verdict == "fragmentation":
         return _defragment(snapshot)
     if oom.verdict == "stranded_pool":
-        return (
-            "Let the work run in the same stream or pool, or release the pool (graph, MemPool) that holds it."
-        )
+        return "Let the work run in the same stream or pool, or release the pool (graph, MemPool) that holds it."
     top = device.oom[-1].live.sites
     largest = f"{top['site'].iloc[0]} holds {format_bytes(int(top['bytes'].iloc[0]))}" if len(top) else ""
     less = f"Hold less at once, from the largest down: {largest}. A smaller micro-batch with gradient accumulation, "
@@ -191,7 +190,7 @@ def _has_mem_pools(snapshot: Snapshot) -> bool:
 def _defragment(snapshot: Snapshot) -> str:
     expandable = snapshot.settings.expandable_segments or bool(snapshot.segments["expandable"].any())
     if expandable:
-        return "Expandable segments are on already: free the blocks that keep pages (see the pins), or allocate them first."
+        return "Expandable segments are on already: free the blocks that keep pages (see the pins)."
     if _has_mem_pools(snapshot):
         return "Free the blocks that keep segments (see the pins), or allocate long-lived ones first."
     return (
@@ -208,7 +207,7 @@ def _leaks(device: DeviceOverview) -> list[Finding]:
     if not len(table):
         return []
     found = []
-    for row in table.itertuples():
+    for row in rows(table):
         growth = float(row.bytes_per_step)
         found.append(
             Finding(
@@ -371,7 +370,7 @@ def _filled(device: DeviceOverview) -> str:
         return "Nothing was allocated in the window."
     top = [
         f"{row.site} {format_bytes(int(row.bytes))} ({int(row.bytes) / live.allocated:.0%})"
-        for row in live.sites.head(3).itertuples()
+        for row in rows(live.sites.head(3))
     ]
     when = "When it failed" if fatal is not None else "At the peak"
     return f"{when}, {format_bytes(live.allocated)} was allocated, most of it by {'; '.join(top)}."
@@ -388,17 +387,11 @@ def _cause(device: DeviceOverview) -> str:
             f"{format_bytes(float(first['bytes_per_step']))} a step."
         )
     cache = device.fragmentation
-    if (
-        cache.utilization is not None
-        and cache.utilization < 0.8
-        and cache.reserved * (1 - cache.utilization) >= _GIB
-    ):
+    if cache.utilization is not None and cache.utilization < 0.8 and cache.reserved * (1 - cache.utilization) >= _GIB:
         return (
             f"Fragmentation: only {cache.utilization:.0%} of what was reserved was ever in use at once; "
             f"{format_bytes(cache.unreleasable)} could not be given back."
         )
     used = f"{cache.utilization:.0%} of what was reserved was in use" if cache.utilization is not None else ""
-    growth = (
-        "no site grows from step to step" if device.leaks.judged else "growth could not be judged (no steps)"
-    )
+    growth = "no site grows from step to step" if device.leaks.judged else "growth could not be judged (no steps)"
     return f"Neither fragmentation nor growth: {used} at the fullest, and {growth}."

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal, Protocol
 
 from snapana.errors import SnapanaError
 from snapana.units import format_bytes
@@ -21,6 +21,11 @@ MAX_INPUT = 16 * 1024**3
 _CHUNK = 4 * 1024**2
 _MAX_LAYERS = 3
 _HEAD = 64 * 1024
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
 
 Kind = Literal["snapshot", "trace", "timeline"]
 Encoding = Literal["pickle", "json"]
@@ -92,9 +97,7 @@ def _read(path: str | os.PathLike[str], max_input: int) -> tuple[str, Path | Non
         raw = _read_stream(sys.stdin.buffer, "<stdin>", max_input)
         return "<stdin>", None, _not_empty(raw, "<stdin>")
     if re.match(r"[a-z][a-z0-9+.-]+://", text, re.IGNORECASE):
-        raise SnapanaError(
-            "input.url", f"{text[:200]} is a URL.", "Download the file first; snapana opens no network."
-        )
+        raise SnapanaError("input.url", f"{text[:200]} is a URL.", "Download the file first; snapana opens no network.")
     place = Path(text)
     try:
         with place.open("rb") as stream:
@@ -109,7 +112,7 @@ def _read(path: str | os.PathLike[str], max_input: int) -> tuple[str, Path | Non
     return place.name, place, _not_empty(raw, place.name)
 
 
-def _read_stream(stream: IO[bytes], name: str, max_input: int) -> bytes:
+def _read_stream(stream: _Readable, name: str, max_input: int) -> bytes:
     parts, total = [], 0
     while part := stream.read(_CHUNK):
         total += len(part)
@@ -162,7 +165,7 @@ def _unpacker(raw: bytes) -> Callable[[bytes, str, int], bytes] | None:
     return None
 
 
-def _stream_out(stream: IO[bytes], name: str, max_input: int, errors: tuple[type[Exception], ...]) -> bytes:
+def _stream_out(stream: _Readable, name: str, max_input: int, errors: tuple[type[Exception], ...]) -> bytes:
     try:
         return _read_stream(stream, name, max_input)
     except EOFError:
@@ -170,9 +173,7 @@ def _stream_out(stream: IO[bytes], name: str, max_input: int, errors: tuple[type
     except errors as error:
         if "end-of-stream" in str(error) or "Compressed file ended" in str(error):
             raise _cut(name) from None
-        raise SnapanaError(
-            "input.corrupt", f"{name} is damaged: its compressed data cannot be read."
-        ) from None
+        raise SnapanaError("input.corrupt", f"{name} is damaged: its compressed data cannot be read.") from None
 
 
 def _cut(name: str) -> SnapanaError:
@@ -234,9 +235,7 @@ def _unzip(raw: bytes, name: str, max_input: int) -> bytes:
     except (zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
         if "password" in str(error) or "encrypted" in str(error):
             raise SnapanaError("input.unreadable", f"{name} is encrypted.", "Unpack it first.") from None
-        raise SnapanaError(
-            "input.corrupt", f"{name} is a damaged zip archive.", "Copy the file again."
-        ) from None
+        raise SnapanaError("input.corrupt", f"{name} is a damaged zip archive.", "Copy the file again.") from None
 
 
 def _is_content(filename: str) -> bool:
@@ -259,21 +258,15 @@ def _embedded_pickle(payload: bytes, name: str) -> bytes:
     """Recover the pickle from a page of ``_memory_viz trace_plot`` or ``segment_plot``."""
     found = _LOCAL_FILE.findall(payload)
     if len(found) > 1:
-        raise SnapanaError(
-            "input.html_several", f"{name} holds {len(found)} snapshots.", "Use the pickles themselves."
-        )
+        raise SnapanaError("input.html_several", f"{name} holds {len(found)} snapshots.", "Use the pickles themselves.")
     if not found:
         picture = b"data:image/png;base64" in payload
         what = "only a picture, as export_memory_timeline writes it" if picture else "no embedded snapshot"
-        raise SnapanaError(
-            "input.html", f"{name} is an HTML page with {what}.", "Use the pickle it was made from."
-        )
+        raise SnapanaError("input.html", f"{name} is an HTML page with {what}.", "Use the pickle it was made from.")
     try:
         return binascii.a2b_base64(found[0])
     except binascii.Error:
-        raise SnapanaError(
-            "input.corrupt", f"{name} holds a damaged snapshot.", "Use the pickle itself."
-        ) from None
+        raise SnapanaError("input.corrupt", f"{name} holds a damaged snapshot.", "Use the pickle itself.") from None
 
 
 # ---- recognition
@@ -394,11 +387,7 @@ def _is_timeline(text: bytes, name: str) -> bool:
         raise _broken_json(name, str(error), text) from None
     if not isinstance(first, list) or not isinstance(last, list):
         return False
-    if (
-        len(rows) == 2
-        and len(first) == len(last)
-        and all(isinstance(row, list) and len(row) == 9 for row in last)
-    ):
+    if len(rows) == 2 and len(first) == len(last) and all(isinstance(row, list) and len(row) == 9 for row in last):
         return True
     return len(first) == 4 and all(isinstance(value, int) for value in first)
 
@@ -415,8 +404,6 @@ def _decode_json(text: bytes, name: str) -> object:
 
 def _broken_json(name: str, error: str, text: bytes) -> SnapanaError:
     if "truncated" in error:
-        return SnapanaError(
-            "input.truncated", f"{name} was cut: its JSON ends in the middle.", "Copy the file again."
-        )
+        return SnapanaError("input.truncated", f"{name} was cut: its JSON ends in the middle.", "Copy the file again.")
     what = " ".join(error.split())[:120]
     return SnapanaError("input.corrupt", f"{name} is damaged JSON ({what}).", "Write or copy the file again.")

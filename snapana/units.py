@@ -45,5 +45,5 @@ def parse_size(text: str) -> int:
     number = found.group(1).replace("_", "").replace(",", "")
     power = " kmgtp".index(found.group(2).lower() or " ")
     if "." not in number:
-        return int(number) * 1024**power
+        return int(number) * int(1024**power)
     return int(float(number) * 1024**power)

@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -108,7 +109,8 @@ class DeviceReplay:
         """Give the allocations that count as allocated after ``event``."""
         table = self.allocations
         gone = table["free_requested"].to_numpy()
-        return table[(table["alloc"].to_numpy() <= event) & ((gone == NEVER) | (gone > event))]
+        alive: pd.DataFrame = table.loc[(table["alloc"].to_numpy() <= event) & ((gone == NEVER) | (gone > event))]
+        return alive
 
     def time_us(self, event: int) -> int | None:
         """Give the time of an event; of the first for -1; None where times are not recorded."""
@@ -187,9 +189,7 @@ def _final_state(snapshot: Snapshot, device: int) -> _Final:
         stream=snapshot.segments["stream"].to_numpy()[blocks["segment"].to_numpy()],
         pool=snapshot.segments["pool"].to_numpy()[blocks["segment"].to_numpy()],
     )
-    return _Final(
-        segments.sort_values("address", ignore_index=True), blocks.sort_values("address", ignore_index=True)
-    )
+    return _Final(segments.sort_values("address", ignore_index=True), blocks.sort_values("address", ignore_index=True))
 
 
 def _replay_device(snapshot: Snapshot, device: int) -> DeviceReplay:
@@ -235,9 +235,7 @@ def _pair_blocks(events: pd.DataFrame, final: _Final, mismatches: dict[str, int]
     number of frees without an allocation.
     """
     action = events["action"].cat.codes.to_numpy()
-    chosen = np.flatnonzero(
-        (action == _ALLOC) | (action == _REQUESTED) | (action == _COMPLETED) | (action == _FREE)
-    )
+    chosen = np.flatnonzero((action == _ALLOC) | (action == _REQUESTED) | (action == _COMPLETED) | (action == _FREE))
     addr_of = events["addr"].to_numpy()
     order = chosen[np.argsort(addr_of[chosen], kind="stable")]
     act, addr = action[order], addr_of[order]
@@ -284,9 +282,7 @@ def _pair_blocks(events: pd.DataFrame, final: _Final, mismatches: dict[str, int]
     return lives.iloc[ordering].reset_index(drop=True), unmatched
 
 
-def _life_starts(
-    addr: npt.NDArray[np.uint64], is_alloc: BoolArray, asks: BoolArray, ends: BoolArray
-) -> BoolArray:
+def _life_starts(addr: npt.NDArray[np.uint64], is_alloc: BoolArray, asks: BoolArray, ends: BoolArray) -> BoolArray:
     """Mark where a new life begins in events sorted by address and time.
 
     A life is one alloc, one request to free and one completion, each at most once and in this order; what
@@ -428,7 +424,7 @@ def _segment_frame(
 
 
 def _ordinary_segments(
-    events: pd.DataFrame, action: npt.NDArray[np.int8], final: pd.DataFrame, mismatches: dict[str, int]
+    events: pd.DataFrame, action: npt.NDArray[Any], final: pd.DataFrame, mismatches: dict[str, int]
 ) -> pd.DataFrame:
     """Pair segment_alloc and segment_free by base address, and what stays open with the final segments."""
     chosen = np.flatnonzero((action == _SEGMENT_ALLOC) | (action == _SEGMENT_FREE))
@@ -447,9 +443,7 @@ def _ordinary_segments(
     pool = events["pool"].to_numpy()[row].astype(np.int64)
     small = np.full(count, -1, dtype=np.int64)
 
-    freed_size = np.where(
-        died >= 0, events["size"].to_numpy()[np.maximum(died, 0)] if len(events) else 0, size
-    )
+    freed_size = np.where(died >= 0, events["size"].to_numpy()[np.maximum(died, 0)] if len(events) else 0, size)
     mismatches["segment_sizes_differ"] = int((freed_size != size).sum())
 
     is_open = np.flatnonzero(died == NEVER)
@@ -469,7 +463,7 @@ def _ordinary_segments(
     keep[is_open[~same]] = False
     recorded = _segment_frame(
         address, size, born, died, events["stream"].to_numpy()[row], pool, small, expandable=False
-    )[keep]
+    ).loc[keep]
     older = final.iloc[np.setdiff1d(np.arange(len(at)), matched)]
     never = np.full(len(older), NEVER, dtype=np.int64)
     before = _segment_frame(
@@ -486,7 +480,7 @@ def _ordinary_segments(
 
 
 def _expandable_pieces(
-    events: pd.DataFrame, action: npt.NDArray[np.int8], final: pd.DataFrame, mismatches: dict[str, int]
+    events: pd.DataFrame, action: npt.NDArray[Any], final: pd.DataFrame, mismatches: dict[str, int]
 ) -> pd.DataFrame:
     """Cut expandable segments at every boundary ever mapped or unmapped; each piece has its own lives."""
     chosen = np.flatnonzero((action == _MAP) | (action == _UNMAP))
@@ -530,11 +524,7 @@ def _expandable_pieces(
     mismatches["pieces_missing_at_end"] = int(lost.sum())
     piece_of = piece[starts]
     address = cuts[piece_of]
-    length = (
-        (cuts[np.minimum(piece_of + 1, len(cuts) - 1)] - address).astype(np.int64)
-        if count
-        else np.zeros(0, int)
-    )
+    length = (cuts[np.minimum(piece_of + 1, len(cuts) - 1)] - address).astype(np.int64) if count else np.zeros(0, int)
     stream = np.concatenate([events["stream"].to_numpy()[chosen], final["stream"].to_numpy()])[source[starts]]
     pool = np.concatenate([events["pool"].to_numpy()[chosen], final["pool"].to_numpy()])[source[starts]]
     small = np.full(count, -1, dtype=np.int64)
@@ -542,7 +532,9 @@ def _expandable_pieces(
     small[life[is_final]] = final["small"].to_numpy()[of_final]
     pool = pool.astype(np.int64)
     pool[life[is_final]] = final["pool"].to_numpy()[of_final]
-    return _segment_frame(address, length, born, died, stream, pool, small, expandable=True)[~lost]
+    pieces = _segment_frame(address, length, born, died, stream, pool, small, expandable=True)
+    kept: pd.DataFrame = pieces.loc[~lost]
+    return kept
 
 
 # ---- sizes
@@ -767,9 +759,7 @@ def _fill_pools(lives: pd.DataFrame, segments: pd.DataFrame) -> None:
     """A life without a recorded pool has that of its segment, a segment without one the default."""
     segments["pool"] = np.maximum(segments["pool"].to_numpy(), 0)
     owner = lives["segment"].to_numpy()
-    of_segment = (
-        segments["pool"].to_numpy()[np.maximum(owner, 0)] if len(segments) else np.zeros(len(lives), int)
-    )
+    of_segment = segments["pool"].to_numpy()[np.maximum(owner, 0)] if len(segments) else np.zeros(len(lives), int)
     pool = lives["pool"].to_numpy()
     lives["pool"] = np.where(pool >= 0, pool, np.where(owner >= 0, of_segment, 0))
 
@@ -836,8 +826,6 @@ def _untiled(snapshot: Snapshot, device: int) -> int:
     end = start + blocks["size"].to_numpy().astype(np.uint64)
     first = np.ones(len(row), dtype=bool)
     first[1:] = row[1:] != row[:-1]
-    expected = np.where(
-        first, snapshot.segments["address"].to_numpy()[row], np.concatenate([start[:1], end[:-1]])
-    )
+    expected = np.where(first, snapshot.segments["address"].to_numpy()[row], np.concatenate([start[:1], end[:-1]]))
     bad[row[start != expected]] = True
     return int((bad & chosen).sum())

@@ -161,9 +161,9 @@ def _pools(layout: Layout, pages: _Pages) -> pd.DataFrame:
     segments = layout.segments
     keys = ["pool", "stream", "small"]
     per_segment = segments[[*keys, "size"]].assign(
-        unreleasable=np.bincount(
-            pages.segment, weights=pages.free * pages.pinned, minlength=len(segments)
-        ).astype(np.int64)
+        unreleasable=np.bincount(pages.segment, weights=pages.free * pages.pinned, minlength=len(segments)).astype(
+            np.int64
+        )
     )
     sums = per_segment.groupby(keys, as_index=False).agg(
         segments=("size", "count"), reserved=("size", "sum"), unreleasable=("unreleasable", "sum")
@@ -217,9 +217,7 @@ def _pins(
         bytes=allocations["size"].to_numpy()[blocks["life"]],
         stack=allocations["stack"].to_numpy()[blocks["life"]],
     )
-    held = blocks.groupby("owner").agg(
-        block_bytes=("bytes", "sum"), blocks=("life", "count"), stack=("stack", "first")
-    )
+    held = blocks.groupby("owner").agg(block_bytes=("bytes", "sum"), blocks=("life", "count"), stack=("stack", "first"))
     kept = pd.DataFrame({"owner": owner, "pinned": pages.free[per_page.index.to_numpy()]})
     kept = kept.groupby("owner").agg(pinned=("pinned", "sum"), segments=("pinned", "count"))
     table = kept.join(held).reset_index()

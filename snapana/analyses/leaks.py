@@ -72,25 +72,19 @@ def leaks(snapshot: Snapshot, device: int, steps: Steps) -> Leaks:
     boundaries = np.asarray(steps.table["end_event"].to_numpy(), dtype=np.int64)
     nothing = pd.DataFrame(columns=list(_COLUMNS))
     if len(boundaries) < MIN_STEPS:
-        return Leaks(
-            False, len(boundaries), nothing, boundaries, np.zeros((0, len(boundaries)), dtype=np.int64)
-        )
+        return Leaks(False, len(boundaries), nothing, boundaries, np.zeros((0, len(boundaries)), dtype=np.int64))
     lives = snapshot.replay[device].allocations
     codes = site_codes(snapshot, lives)
     count = len(site_list(snapshot))
     live = _live_at(lives, codes, count, boundaries, lives["requested"].to_numpy())
     survived = _survivors(lives, codes, count, boundaries)
     warm = 2 if len(boundaries) > MIN_STEPS else 1
-    rows = [code for code in np.flatnonzero(survived.any(axis=1)) if _grows(live[code], survived[code], warm)]
+    rows = [code for code in np.flatnonzero(survived.any(axis=1)).tolist() if _grows(live[code], survived[code], warm)]
     table = _table(snapshot, lives, codes, rows, boundaries, live, warm)
-    return Leaks(
-        True, len(boundaries) - warm, table, boundaries, live[table["code"].to_numpy(dtype=np.int64)]
-    )
+    return Leaks(True, len(boundaries) - warm, table, boundaries, live[table["code"].to_numpy(dtype=np.int64)])
 
 
-def _live_at(
-    lives: pd.DataFrame, codes: IntArray, count: int, boundaries: IntArray, weight: IntArray
-) -> IntArray:
+def _live_at(lives: pd.DataFrame, codes: IntArray, count: int, boundaries: IntArray, weight: IntArray) -> IntArray:
     """Sum ``weight`` by site of what is alive at each boundary: shape (sites, boundaries)."""
     first = np.searchsorted(boundaries, lives["alloc"].to_numpy(), side="left")
     freed = lives["free_requested"].to_numpy()

@@ -195,9 +195,7 @@ def _reasons(
             f"{format_bytes(live.reserved + segment)} (set_per_process_memory_fraction), unless the driver refused."
         )
     else:
-        found.append(
-            f"The driver had {format_bytes(device_free)} free, less than the {format_bytes(segment)} needed."
-        )
+        found.append(f"The driver had {format_bytes(device_free)} free, less than the {format_bytes(segment)} needed.")
     if site.kind == "backward":
         found.append(
             f"The backward pass asked ({site.function}): it runs on a thread of its own, without Python lines."

@@ -89,9 +89,7 @@ def overview(
     """
     if device is not None and device not in snapshot.devices:
         known = ", ".join(map(str, snapshot.devices))
-        raise SnapanaError(
-            "usage.device", f"{snapshot.info.name} has no device {device}.", f"It has: {known}."
-        )
+        raise SnapanaError("usage.device", f"{snapshot.info.name} has no device {device}.", f"It has: {known}.")
     progress("Replaying the allocator")
     chosen = snapshot.devices if device is None else (device,)
     return Overview(snapshot, tuple(_device(snapshot, number, progress) for number in chosen))
@@ -110,9 +108,7 @@ def _device(snapshot: Snapshot, device: int, progress: Callable[[str], None]) ->
         peak_reserved_event=cache.event,
         peak_reserved_us=replay.time_us(cache.event),
         peak_reserved=cache.reserved,
-        end=Totals(
-            int(last["allocated"]), int(last["active"]), int(last["requested"]), int(last["reserved"])
-        ),
+        end=Totals(int(last["allocated"]), int(last["active"]), int(last["requested"]), int(last["reserved"])),
         fragmentation=cache,
         steps=found,
         leaks=leaks(snapshot, device, found),

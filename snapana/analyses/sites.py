@@ -21,7 +21,7 @@ def site_codes(snapshot: Snapshot, lives: pd.DataFrame) -> npt.NDArray[np.int64]
     sites, of_stack = snapshot.stacks.site_table
     table = np.array([*of_stack, len(sites)], dtype=np.int64)
     stack = lives["stack"].to_numpy()
-    codes = table[stack]
+    codes: npt.NDArray[np.int64] = table[stack]
     codes[(stack < 0) & (lives["alloc"].to_numpy() < 0)] = len(sites) + 1
     return codes
 

@@ -16,7 +16,7 @@ from snapana.units import parse_size
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class SizeType(click.ParamType):
+class SizeType(click.ParamType[int]):
     """A number of bytes, such as ``64MiB``."""
 
     name = "size"
@@ -34,9 +34,7 @@ class SizeType(click.ParamType):
 def input_options(command: Command) -> Command:
     """Add INPUT and the options that say what of it is looked at."""
     for option in (
-        click.option(
-            "--max-input", type=SizeType(), default="16GiB", help="Refuse more than this, decompressed."
-        ),
+        click.option("--max-input", type=SizeType(), default="16GiB", help="Refuse more than this, decompressed."),
         click.option("--device", type=int, default=None, help="Only this device; all by default."),
         click.option("--min-size", type=SizeType(), default="0", help="Leave out rows smaller than this."),
         click.option(
@@ -64,6 +62,16 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(f"{text} ...")
 
 
+def check_new(path: Path, *, force: bool) -> None:
+    """Refuse early what ``write_new`` would refuse after all the work."""
+    if path.exists() and not force:
+        raise _exists(path)
+
+
+def _exists(path: Path) -> SnapanaError:
+    return SnapanaError("output.exists", f"{path} exists.", "Use --force to replace it, or -o.")
+
+
 def write_new(path: Path, content: str, *, force: bool) -> None:
     """Write a file; never over another one without ``force``.
 
@@ -75,7 +83,7 @@ def write_new(path: Path, content: str, *, force: bool) -> None:
         with path.open("w" if force else "x", encoding="utf-8") as stream:
             stream.write(content)
     except FileExistsError:
-        raise SnapanaError("output.exists", f"{path} exists.", "Use --force to replace it, or -o.") from None
+        raise _exists(path) from None
     except OSError as error:
         raise SnapanaError("output.unwritable", f"Cannot write {path}: {error.strerror}.") from error
     click.echo(f"Wrote {path}", err=True)

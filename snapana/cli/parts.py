@@ -32,9 +32,7 @@ def _part(name: str, doc: str) -> click.Command:
     return click.command(name)(input_options(wrapped))
 
 
-peak = _part(
-    "peak", "Print what was allocated at the peak of INPUT, by line of code, with the sum of the rest."
-)
+peak = _part("peak", "Print what was allocated at the peak of INPUT, by line of code, with the sum of the rest.")
 fragmentation = _part(
     "fragmentation", "Print what INPUT had reserved but not used, pool by pool, and which blocks keep it."
 )

@@ -38,9 +38,7 @@ def summary(
         raise click.UsageError("--json and --markdown exclude each other.")
     selection = Selection(top or None, min_size)
     with progress() as tell:
-        results = overview(
-            load_snapshot(input, max_input=max_input, progress=tell), device=device, progress=tell
-        )
+        results = overview(load_snapshot(input, max_input=max_input, progress=tell), device=device, progress=tell)
         found = findings(results)
     if as_json:
         from snapana.report.contract import document

@@ -15,6 +15,7 @@ from snapana.analyses.overview import DeviceOverview, Overview
 from snapana.analyses.peak import Peak
 from snapana.analyses.steps import Steps
 from snapana.findings import Finding
+from snapana.frames import rows
 from snapana.report.select import Selection, top_sites
 from snapana.snapshot.model import Snapshot
 
@@ -130,7 +131,7 @@ def _peak(snapshot: Snapshot, peak: Peak, selection: Selection) -> dict[str, Any
         "requested_bytes": peak.requested,
         "reserved_bytes": peak.reserved,
         "attributed_bytes": int(peak.sites["bytes"][named].sum()),
-        "sites": [_site(snapshot, row) for row in shown.itertuples()],
+        "sites": [_site(snapshot, row) for row in rows(shown)],
         "others_bytes": others,
     }
 
@@ -160,7 +161,7 @@ def _fragmentation(snapshot: Snapshot, cache: Fragmentation, selection: Selectio
                 "largest_hole_bytes": int(row.largest_hole),
                 "external": None if pd.isna(row.external) else float(row.external),
             }
-            for row in cache.pools.itertuples()
+            for row in rows(cache.pools)
         ],
         "pins": [
             {
@@ -170,7 +171,7 @@ def _fragmentation(snapshot: Snapshot, cache: Fragmentation, selection: Selectio
                 "pinned_bytes": int(row.pinned),
                 "segments": int(row.segments),
             }
-            for row in cache.pins.itertuples()
+            for row in rows(cache.pins)
         ],
     }
 
@@ -185,7 +186,7 @@ def _steps(steps: Steps) -> list[dict[str, Any]]:
             "peak_allocated_bytes": int(row.peak_allocated),
             "end_allocated_bytes": int(row.end_allocated),
         }
-        for row in steps.table.rename(columns={"index": "index_"}).itertuples(index=False)
+        for row in rows(steps.table.rename(columns={"index": "index_"}))
     ]
 
 
@@ -207,7 +208,7 @@ def _leaks(snapshot: Snapshot, leaks: Leaks, selection: Selection) -> list[dict[
             "confidence": float(row.confidence),
             "stack": snapshot.stacks.text(int(row.stack)),
         }
-        for row in leaks.table.itertuples()
+        for row in rows(leaks.table)
     ]
 
 
@@ -232,5 +233,5 @@ def _oom(snapshot: Snapshot, oom: OutOfMemory, selection: Selection) -> dict[str
         "device_free_bytes": oom.device_free,
         "verdict": oom.verdict,
         "reasons": list(oom.reasons),
-        "top_sites": [_site(snapshot, row) for row in shown.itertuples()],
+        "top_sites": [_site(snapshot, row) for row in rows(shown)],
     }

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from snapana.analyses.overview import DeviceOverview, Overview
 from snapana.analyses.peak import Peak
 from snapana.findings import Finding, verdict
+from snapana.frames import rows
 from snapana.report.select import Selection, top_sites
 from snapana.snapshot.model import Snapshot
 from snapana.units import format_bytes, format_count
@@ -32,16 +33,13 @@ def summary_markdown(results: Overview, found: list[Finding], selection: Selecti
         lines += _device(snapshot, device, found, selection)
     lines += ["**Findings**", ""]
     lines += [
-        f"- **{finding.severity}** {escape(finding.code)}: {escape(finding.message)}"
-        for finding in found[:_ROWS]
+        f"- **{finding.severity}** {escape(finding.code)}: {escape(finding.message)}" for finding in found[:_ROWS]
     ]
     lines += ["", f"{format_count(len(snapshot.events))} events, {escape(snapshot.generation)}"]
     return "\n".join(lines)
 
 
-def _device(
-    snapshot: Snapshot, device: DeviceOverview, found: list[Finding], selection: Selection
-) -> list[str]:
+def _device(snapshot: Snapshot, device: DeviceOverview, found: list[Finding], selection: Selection) -> list[str]:
     answer = verdict(device, found)
     name = f"Device {device.device}: " if device.device else ""
     lines = [f"**{name}{escape(answer.title)}**", ""]
@@ -70,11 +68,9 @@ def _figures(device: DeviceOverview) -> list[str]:
 
 
 def _sites(live: Peak, selection: Selection) -> list[str]:
-    rows = _ROWS if selection.top is None else min(_ROWS, selection.top)
-    shown, others = top_sites(live.sites, Selection(rows, selection.min_size))
-    body = [
-        (format_bytes(row.bytes), format_count(row.blocks), escape(row.site)) for row in shown.itertuples()
-    ]
+    most = _ROWS if selection.top is None else min(_ROWS, selection.top)
+    shown, others = top_sites(live.sites, Selection(most, selection.min_size))
+    body = [(format_bytes(row.bytes), format_count(row.blocks), escape(row.site)) for row in rows(shown)]
     body += [(format_bytes(others), "", "others"), (format_bytes(live.allocated), "", "**allocated**")]
     return _table(("bytes", "blocks", "site"), body)
 

@@ -12,6 +12,7 @@ from snapana.analyses.oom import OutOfMemory
 from snapana.analyses.overview import DeviceOverview, Overview
 from snapana.analyses.peak import Peak
 from snapana.findings import Finding, verdict
+from snapana.frames import rows
 from snapana.report.select import Selection, top_sites
 from snapana.snapshot.model import Snapshot
 from snapana.units import format_bytes, format_count
@@ -24,9 +25,7 @@ def print_summary(results: Overview, found: list[Finding], selection: Selection)
     console = _console()
     snapshot = results.snapshot
     console.print(
-        Text(
-            f"{snapshot.info.name}: {format_count(len(snapshot.events))} events, written by {snapshot.generation}"
-        )
+        Text(f"{snapshot.info.name}: {format_count(len(snapshot.events))} events, written by {snapshot.generation}")
     )
     for device in results.devices:
         _heading(console, f"Device {device.device}" if len(results.devices) > 1 else "Verdict")
@@ -81,15 +80,12 @@ def _table(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[str]], *
 def _sites(console: Console, live: Peak, selection: Selection) -> None:
     shown, others = top_sites(live.sites, selection)
     total = max(live.allocated, 1)
-    rows = [
-        (format_bytes(row.bytes), f"{row.bytes / total:.1%}", format_count(row.blocks), row.site)
-        for row in shown.itertuples()
+    body = [
+        (format_bytes(row.bytes), f"{row.bytes / total:.1%}", format_count(row.blocks), row.site) for row in rows(shown)
     ]
-    rows.append(
-        (format_bytes(others), f"{others / total:.1%}", "", f"others ({len(live.sites) - len(shown)} sites)")
-    )
-    rows.append((format_bytes(live.allocated), "100.0%" if live.allocated else "", "", "allocated"))
-    console.print(_table([("bytes", True), ("share", True), ("blocks", True), ("site", False)], rows, foot=2))
+    body.append((format_bytes(others), f"{others / total:.1%}", "", f"others ({len(live.sites) - len(shown)} sites)"))
+    body.append((format_bytes(live.allocated), "100.0%" if live.allocated else "", "", "allocated"))
+    console.print(_table([("bytes", True), ("share", True), ("blocks", True), ("site", False)], body, foot=2))
 
 
 def _peak(console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> None:
@@ -106,15 +102,11 @@ def _peak(console: Console, snapshot: Snapshot, device: DeviceOverview, selectio
     _sites(console, live, selection)
 
 
-def _fragmentation(
-    console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection
-) -> None:
+def _fragmentation(console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> None:
     cache = device.fragmentation
     _heading(console, "Fragmentation, where most was reserved")
     used = f", utilization {cache.utilization:.1%}" if cache.utilization is not None else ""
-    console.print(
-        Text(f"{format_bytes(cache.reserved)} reserved, {format_bytes(cache.cached)} of it cached{used}.")
-    )
+    console.print(Text(f"{format_bytes(cache.reserved)} reserved, {format_bytes(cache.cached)} of it cached{used}."))
     console.print(
         Text(
             f"{format_bytes(cache.releasable)} releasable, {format_bytes(cache.unreleasable)} unreleasable, "
@@ -122,7 +114,7 @@ def _fragmentation(
             "rounding."
         )
     )
-    rows = [
+    body = [
         (
             format_bytes(row.reserved),
             format_bytes(row.free),
@@ -130,7 +122,7 @@ def _fragmentation(
             f"{row.external:.0%}" if row.free else "-",
             f"{snapshot.pools[row.pool]} stream {row.stream} {row.size_class}",
         )
-        for row in cache.pools.itertuples()
+        for row in rows(cache.pools)
     ]
     columns = [
         ("reserved", True),
@@ -139,16 +131,16 @@ def _fragmentation(
         ("external", True),
         ("pool", False),
     ]
-    console.print(_table(columns, rows))
+    console.print(_table(columns, body))
     pins = cache.pins if selection.top is None else cache.pins.head(selection.top)
     if len(pins):
         console.print()
-        rows = [
+        body = [
             (format_bytes(row.pinned), format_count(row.segments), format_bytes(row.block_bytes), row.site)
-            for row in pins.itertuples()
+            for row in rows(pins)
         ]
         columns = [("keeps", True), ("segments", True), ("with blocks of", True), ("pinned by", False)]
-        console.print(_table(columns, [row[:4] for row in rows]))
+        console.print(_table(columns, body))
 
 
 def _leaks(console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> None:
@@ -165,7 +157,7 @@ def _leaks(console: Console, snapshot: Snapshot, device: DeviceOverview, selecti
     if not len(found.table):
         console.print(Text(f"No site grows over {found.steps} steps ({device.steps.source})."))
         return
-    rows = [
+    body = [
         (
             format_bytes(row.bytes_per_step),
             f"{row.blocks_per_step:.3g}",
@@ -173,7 +165,7 @@ def _leaks(console: Console, snapshot: Snapshot, device: DeviceOverview, selecti
             f"{row.confidence:.0%}",
             row.site,
         )
-        for row in found.table.itertuples()
+        for row in rows(found.table)
     ]
     columns = [
         ("requested a step", True),
@@ -182,7 +174,7 @@ def _leaks(console: Console, snapshot: Snapshot, device: DeviceOverview, selecti
         ("confidence", True),
         ("site", False),
     ]
-    console.print(_table(columns, rows))
+    console.print(_table(columns, body))
 
 
 def _oom(console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> None:

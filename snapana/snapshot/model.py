@@ -102,9 +102,7 @@ class Snapshot:
     @cached_property
     def devices(self) -> tuple[int, ...]:
         """Devices that have events or segments, ascending."""
-        return tuple(
-            sorted({*self.events["device"].unique().tolist(), *self.segments["device"].unique().tolist()})
-        )
+        return tuple(sorted({*self.events["device"].unique().tolist(), *self.segments["device"].unique().tolist()}))
 
     @cached_property
     def replay(self) -> Replay:

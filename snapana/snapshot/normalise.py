@@ -189,7 +189,11 @@ def _sizes(values: Iterable[Any]) -> IntArray:
     return sizes
 
 
-def _texts(values: list[Any]) -> pd.Categorical:
+def _categorical(codes: Any, names: Iterable[str]) -> Any:
+    return pd.Categorical.from_codes(codes, categories=pd.Index(list(names), dtype=object))
+
+
+def _texts(values: list[Any]) -> Any:
     try:
         codes, found = pd.factorize(np.array(values, dtype=object))
     except TypeError:
@@ -197,7 +201,7 @@ def _texts(values: list[Any]) -> pd.Categorical:
     names = [value if isinstance(value, str) else str(value) for value in found]
     if len(set(names)) < len(names):
         return pd.Categorical([str(value) for value in values])
-    return pd.Categorical.from_codes(codes, categories=pd.Index(names, dtype=object))
+    return _categorical(codes, names)
 
 
 def _column(rows: Sequence[Mapping[str, Any]], key: str, default: Any) -> list[Any]:
@@ -229,15 +233,10 @@ def _read_stacks(tables: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[Stacks,
     absent = np.array([frames is None for frames in found], dtype=bool)
     stack = ids[codes] if len(codes) else np.zeros(0, dtype=np.int64)
     context = np.where(absent, -1, np.arange(len(found)))[codes] if len(codes) else stack
-    forward = {
-        int(stack[number]): row["forward_frames"]
-        for number, row in enumerate(rows)
-        if "forward_frames" in row
-    }
+    forward = {int(stack[number]): row["forward_frames"] for number, row in enumerate(rows) if "forward_frames" in row}
     ends = np.cumsum([len(table) for table in tables])[:-1]
     captured = [
-        _Captured(one, other)
-        for one, other in zip(np.split(stack, ends), np.split(context, ends), strict=True)
+        _Captured(one, other) for one, other in zip(np.split(stack, ends), np.split(context, ends), strict=True)
     ]
     return interner.finish(forward), captured
 
@@ -286,7 +285,7 @@ def _read_blocks(
             "address": _block_addresses(rows, segments["address"].to_numpy()[segment], size, counts),
             "size": size,
             "requested": np.where(state == 2, 0, _requested(rows)),
-            "state": pd.Categorical.from_codes(state, categories=list(_STATE_NAMES)),
+            "state": _categorical(state, _STATE_NAMES),
             "stack": captured.stack,
             "context": captured.context,
         }
@@ -351,14 +350,10 @@ def _pool_code(pool: Any, pools: dict[tuple[int, int], int], *, unknown: int) ->
 
 def _pads_requests(blocks: pd.DataFrame) -> bool:
     """torch_npu adds 32 bytes to every request: seen from blocks that fit in no other way."""
-    live = blocks[
-        (blocks["state"] == "allocated") & (blocks["size"] <= SMALL_SIZE) & (blocks["requested"] > 0)
-    ]
+    live = blocks[(blocks["state"] == "allocated") & (blocks["size"] <= SMALL_SIZE) & (blocks["requested"] > 0)]
     requested, size = live["requested"].to_numpy(), live["size"].to_numpy()
     plain, padded = Rounding(), Rounding(pad=NPU_PAD)
-    return bool(
-        (padded.round_sizes(requested) == size).all() and (plain.round_sizes(requested) != size).any()
-    )
+    return bool((padded.round_sizes(requested) == size).all() and (plain.round_sizes(requested) != size).any())
 
 
 # ---- events
@@ -391,14 +386,14 @@ def _read_trace(
     )
 
 
-def _actions(trace: Sequence[Mapping[str, Any]]) -> pd.Categorical:
+def _actions(trace: Sequence[Mapping[str, Any]]) -> Any:
     codes, names = pd.factorize(np.array([row["action"] for row in trace], dtype=object))
     known = dict(ACTION_CODE)
     numbers = [known.setdefault(str(name), len(known)) for name in names]
-    return pd.Categorical.from_codes(np.array(numbers, dtype=np.int64)[codes], categories=list(known))
+    return _categorical(np.array(numbers, dtype=np.int64)[codes], known)
 
 
-def _device_free(trace: Sequence[Mapping[str, Any]], actions: pd.Categorical) -> IntArray:
+def _device_free(trace: Sequence[Mapping[str, Any]], actions: Any) -> IntArray:
     free = np.full(len(trace), -1, dtype=np.int64)
     for position in np.flatnonzero(actions.codes == ACTION_CODE["oom"]).tolist():
         free[position] = int(trace[position].get("device_free", -1))
@@ -519,20 +514,12 @@ def _generation(
     entry: set[str] = set().union(*entries) if entries else set()
     if npu or "workspace_snapshot" in actions:
         return "torch_npu"
-    if (
-        isinstance(settings, dict)
-        and "PYTORCH_ALLOC_CONF" in settings
-        and "PYTORCH_CUDA_ALLOC_CONF" not in settings
-    ):
+    if isinstance(settings, dict) and "PYTORCH_ALLOC_CONF" in settings and "PYTORCH_CUDA_ALLOC_CONF" not in settings:
         return "torch (XPU)"
     if _first(blocks, lambda block: "history" in block):
         return "torch 1.13-2.0"
     if "device_traces" not in raw:
-        return (
-            "memory_snapshot() list"
-            if _first(blocks, lambda block: "address" in block)
-            else "torch 1.13-2.0 list"
-        )
+        return "memory_snapshot() list" if _first(blocks, lambda block: "address" in block) else "torch 1.13-2.0 list"
     if "host_segments" in raw or "annotate" in actions:
         return "torch 2.14 or newer"
     if "pool_id" in entry:
@@ -542,9 +529,7 @@ def _generation(
     if "external_annotations" not in raw:
         return "torch 2.4" if "user_defined" in actions else "torch 2.3-2.4"
     if not entries:
-        return (
-            "torch 2.10 or newer" if "graph_capture_record_stream_reuse" in settings else "torch 2.5 or newer"
-        )
+        return "torch 2.10 or newer" if "graph_capture_record_stream_reuse" in settings else "torch 2.5 or newer"
     if "compile_context" not in entry:
         return "torch 2.5-2.7"
     return "torch 2.10-2.11" if "user_metadata" in entry else "torch 2.8-2.9"

@@ -87,9 +87,7 @@ def _label(filename: str, line: int, function: str) -> str:
 def _short_cpp(name: str) -> str:
     """Cut arguments and templates off a C++ name."""
     plain = (
-        name.split("(", 1)[0]
-        if "(anonymous namespace)" not in name
-        else name.replace("(anonymous namespace)::", "")
+        name.split("(", 1)[0] if "(anonymous namespace)" not in name else name.replace("(anonymous namespace)::", "")
     )
     plain = plain.split("(", 1)[0].split("<", 1)[0].strip()
     return plain.rsplit(" ", 1)[-1] or name
@@ -165,8 +163,7 @@ class Stacks:
         """Distinct sites, and for each stack id the index of its site."""
         index: dict[Site, int] = {}
         of_stack = tuple(
-            index.setdefault(find_site([self._rows[frame] for frame in stack]), len(index))
-            for stack in self.stacks
+            index.setdefault(find_site([self._rows[frame] for frame in stack]), len(index)) for stack in self.stacks
         )
         return tuple(index), of_stack
 
@@ -233,9 +230,7 @@ class StackInterner:
             }
         )
         texts = {
-            stack: "".join(map(str, parts))[:20_000]
-            for stack, parts in forward.items()
-            if isinstance(parts, list)
+            stack: "".join(map(str, parts))[:20_000] for stack, parts in forward.items() if isinstance(parts, list)
         }
         return Stacks(frames, tuple(self._stacks), texts)
 

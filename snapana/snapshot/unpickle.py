@@ -108,9 +108,7 @@ def _explain(error: Exception) -> SnapanaError:
             "The pickle uses an extension code; a memory snapshot holds only plain data.",
         )
     what = _printable(text) or type(error).__name__
-    return SnapanaError(
-        "input.corrupt", f"The pickle is damaged ({what}).", "Take the dump or the copy again."
-    )
+    return SnapanaError("input.corrupt", f"The pickle is damaged ({what}).", "Take the dump or the copy again.")
 
 
 @contextmanager

@@ -1,0 +1,55 @@
+"""``snapana report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from snapana.cli.common import check_new, default_output, input_options, print_json, progress, write_new
+
+
+@click.command()
+@input_options
+@click.option("-o", "--output", default=None, metavar="FILE", help="Where to write; - for stdout. Default: INPUT.html.")
+@click.option("--force", is_flag=True, help="Replace the output if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print where the report went as JSON.")
+def report(
+    input: str,
+    output: str | None,
+    force: bool,
+    top: int,
+    min_size: int,
+    device: int | None,
+    max_input: int,
+    as_json: bool,
+) -> None:
+    """Write what filled the GPU's memory as one self-contained HTML file.
+
+    INPUT is a memory snapshot (.pickle, also .gz, .xz, .zst, .zip), a memory-viz HTML page, or - for stdin.
+    The page opens from disk, offline, and loads nothing: attach it to a bug ticket.
+
+    \b
+    Examples:
+      snapana report profil_vram.pickle
+      snapana report profil_vram.pickle -o ticket-1234.html --top 50
+    """
+    from snapana.analyses.overview import overview
+    from snapana.findings import findings
+    from snapana.loading import load_snapshot
+    from snapana.report.html import render_report
+    from snapana.report.select import Selection
+
+    target = default_output(input, ".html") if output is None else Path(output)
+    if output != "-":
+        check_new(target, force=force)
+    with progress() as tell:
+        results = overview(load_snapshot(input, max_input=max_input, progress=tell), device=device, progress=tell)
+        tell("Writing the report")
+        page = render_report(results, findings(results), Selection(top or None, min_size))
+    if output == "-":
+        click.echo(page, nl=False)
+        return
+    write_new(target, page, force=force)
+    if as_json:
+        print_json({"output": str(target), "size_bytes": target.stat().st_size})

@@ -1,0 +1,275 @@
+"""Pictures as inline SVG: matplotlib draws, the page's CSS colours.
+
+Every colour given to matplotlib is a stand-in that is replaced by a CSS variable, so that one picture serves
+light and dark.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from snapana.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+IntArray = npt.NDArray[np.int64]
+
+# Stand-in for matplotlib -> what the page's CSS says.
+_INK, _FAINT = "#010101", "#020202"
+_PAINT = {
+    _INK: "currentColor",
+    _FAINT: "var(--line)",
+    "#030303": "var(--allocated)",
+    "#040404": "var(--reserved)",
+    "#050505": "var(--active)",
+    "#060606": "var(--bad)",
+}
+_ALLOCATED, _RESERVED, _ACTIVE, _BAD = "#030303", "#040404", "#050505", "#060606"
+
+# Buckets along x: each keeps its lowest and highest value, so no peak is lost.
+_BUCKETS = 600
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of the curve to name.
+
+    Attributes:
+        event: index in the trace.
+        label: short text.
+        bad: drawn as a failure.
+
+    """
+
+    event: int
+    label: str
+    bad: bool = False
+
+
+def thin(values: IntArray, keep: Iterable[int] = (), buckets: int = _BUCKETS) -> IntArray:
+    """Choose positions that draw a curve: of each bucket the first, lowest, highest and last, and ``keep``."""
+    if len(values) <= 4 * buckets:
+        return np.arange(len(values), dtype=np.int64)
+    edges = np.linspace(0, len(values), buckets + 1).astype(np.int64)
+    chosen: set[int] = {*edges[:-1].tolist(), *(edges[1:] - 1).tolist(), *keep}
+    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        part = values[low:high]
+        chosen |= {low + int(part.argmin()), low + int(part.argmax())}
+    return np.array(sorted(chosen), dtype=np.int64)
+
+
+def memory_curve(
+    curves: dict[str, IntArray], times_us: IntArray | None, marks: Sequence[Mark], steps: Sequence[int] = ()
+) -> str:
+    """Draw allocated, active and reserved over the window.
+
+    Args:
+        curves: bytes after each event, the first before event 0: ``allocated``, ``active``, ``reserved``.
+        times_us: time of each event; None to draw over the event index.
+        marks: events to name.
+        steps: events at which steps end.
+
+    Returns:
+        An ``<svg>`` element.
+
+    """
+    x, label = _axis(len(curves["allocated"]), times_us)
+    figure, axes = _figure(10, 3.4)
+    top = max(int(curves["reserved"].max()), int(curves["active"].max()), 1)
+    scale, unit = _scale(top)
+    for step in steps:
+        axes.axvline(x[step + 1], color=_FAINT, linewidth=0.6, zorder=0)
+    keep = [mark.event + 1 for mark in marks]
+    at = thin(curves["allocated"], keep)
+    axes.fill_between(
+        x[at], curves["allocated"][at] / scale, step="post", color=_ALLOCATED, alpha=0.25, linewidth=0, zorder=1
+    )
+    axes.step(x[at], curves["allocated"][at] / scale, where="post", color=_ALLOCATED, linewidth=1.0, label="allocated")
+    if int((curves["active"] - curves["allocated"]).max()) > top // 200:
+        at = thin(curves["active"])
+        axes.step(x[at], curves["active"][at] / scale, where="post", color=_ACTIVE, linewidth=1.0, label="active")
+    at = thin(curves["reserved"])
+    axes.step(x[at], curves["reserved"][at] / scale, where="post", color=_RESERVED, linewidth=1.4, label="reserved")
+    axes.set_ylim(0, top / scale * 1.22)
+    axes.set_xlim(x[0], x[-1] if x[-1] > x[0] else x[0] + 1)
+    axes.set_xlabel(label, color=_INK)
+    axes.set_ylabel(unit, color=_INK)
+    _place_marks(axes, x, curves["allocated"] / scale, marks, top / scale)
+    axes.legend(loc="upper left", frameon=False, ncols=3, labelcolor=_INK, fontsize=9, borderaxespad=0.2)
+    return _svg(figure, "Bytes allocated and reserved over the window")
+
+
+def _axis(count: int, times_us: IntArray | None) -> tuple[npt.NDArray[np.float64], str]:
+    """Give x for each point of a curve (one more than events), and the axis label."""
+    if times_us is None or not len(times_us):
+        return np.arange(-1, count - 1, dtype=np.float64), "event"
+    seconds = (times_us - times_us[0]) / 1e6
+    return np.concatenate([seconds[:1], seconds]), "seconds since the first event"
+
+
+def _place_marks(
+    axes: Axes,
+    x: npt.NDArray[np.float64],
+    y: npt.NDArray[np.float64],
+    marks: Sequence[Mark],
+    top: float,
+) -> None:
+    """Name the points; labels of neighbours are put on lines of their own."""
+    span = float(x[-1] - x[0]) or 1.0
+    for number, mark in enumerate(marks):
+        place = float(x[mark.event + 1])
+        colour = _BAD if mark.bad else _INK
+        if mark.bad:
+            axes.axvline(place, color=_BAD, linewidth=1.2, linestyle=(0, (4, 2)))
+        axes.plot([place], [y[mark.event + 1]], "o", color=colour, markersize=4, zorder=5)
+        right = (place - float(x[0])) / span > 0.5
+        axes.annotate(
+            mark.label,
+            (place, y[mark.event + 1]),
+            xytext=(place, top * (1.04 + 0.09 * (number % 2))),
+            ha="right" if right else "left",
+            va="bottom",
+            color=colour,
+            fontsize=9,
+            annotation_clip=False,
+        )
+
+
+def step_chart(values: IntArray, label: str) -> str:
+    """Draw a site's live bytes at each step's end, as an ``<svg>`` element."""
+    figure, axes = _figure(4.2, 1.5)
+    scale, unit = _scale(int(values.max(initial=1)))
+    axes.plot(np.arange(len(values)), values / scale, color=_ALLOCATED, linewidth=1.4, marker="o", markersize=2.5)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("step", color=_INK, fontsize=8)
+    axes.set_ylabel(unit, color=_INK, fontsize=8)
+    return _svg(figure, label)
+
+
+def _scale(top: int) -> tuple[int, str]:
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if top >= 1024**power:
+            return int(1024**power), unit
+    return 1, "B"
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_FAINT)
+    axes.tick_params(colors=_INK, labelsize=8.5, color=_FAINT)
+    axes.grid(axis="y", color=_FAINT, linewidth=0.5)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _svg(figure: Any, label: str) -> str:
+    """Write a figure as one element without ids of its own, dates or fixed colours."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"snapana {label}", "font.family": "sans-serif"}):
+        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
+    for stand_in, paint in _PAINT.items():
+        text = text.replace(stand_in, paint)
+    text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font: \1px var(--sans)", text)
+    text = re.sub(r"(<path d=\"[^\"]*\")", _shorten, text)
+    used = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", text))
+    text = re.sub(r' id="([^"]+)"', lambda found: found.group(0) if found.group(1) in used else "", text)
+    head = re.match(r"<svg[^>]*viewBox=\"([^\"]+)\"[^>]*>", text)
+    if head is None:
+        raise ValueError("matplotlib wrote no viewBox")
+    start = (
+        f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{head.group(1)}" role="img" aria-label="{_plain(label)}">'
+    )
+    return start + text[head.end() :].strip()
+
+
+def _shorten(found: re.Match[str]) -> str:
+    """A tenth of a point is finer than any screen."""
+    return re.sub(r"(\d+\.\d)\d+", r"\1", found.group(1))
+
+
+def _plain(text: str) -> str:
+    for char, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("'", "&#39;")):
+        text = text.replace(char, entity)
+    return text
+
+
+# ---- the map of segments
+
+_MAP_WIDTH = 1000
+_ROW, _GAP = 9, 4
+
+
+@dataclass(frozen=True)
+class MapRow:
+    """One segment to draw.
+
+    Attributes:
+        size: bytes of the segment.
+        label: what a pointer that rests on it reads.
+        allocated: (offset, size) of allocated blocks, in bytes.
+        pending: likewise of blocks that wait for a stream.
+
+    """
+
+    size: int
+    label: str
+    allocated: Sequence[tuple[int, int]]
+    pending: Sequence[tuple[int, int]]
+
+
+def segment_map(drawn: Sequence[MapRow]) -> str:
+    """Draw segments as bars to one scale, free parts open, as an ``<svg>`` element."""
+    largest = max((row.size for row in drawn), default=1)
+    height = len(drawn) * (_ROW + _GAP) + _GAP
+    parts = [
+        f'<svg class="map" viewBox="0 0 {_MAP_WIDTH} {height}" role="img" '
+        f'aria-label="Map of {len(drawn)} segments: filled is allocated, open is free">'
+    ]
+    for number, row in enumerate(drawn):
+        y = _GAP + number * (_ROW + _GAP)
+        scale = _MAP_WIDTH / largest
+        parts.append(f"<g><title>{_plain(row.label)}</title>")
+        parts.append(f'<rect class="hole" x="0" y="{y}" width="{row.size * scale:.1f}" height="{_ROW}"/>')
+        for name, ranges in (("live", row.allocated), ("pending", row.pending)):
+            path = _bars(ranges, scale, y)
+            if path:
+                parts.append(f'<path class="{name}" d="{path}"/>')
+        parts.append("</g>")
+    parts.append("</svg>")
+    return "".join(parts)
+
+
+def _bars(ranges: Sequence[tuple[int, int]], scale: float, y: int) -> str:
+    """Give one path for all blocks of a segment; neighbours closer than a third of a pixel are one bar."""
+    bars: list[list[float]] = []
+    for offset, size in ranges:
+        low, high = offset * scale, (offset + size) * scale
+        if bars and low - bars[-1][1] < 0.3:
+            bars[-1][1] = high
+        else:
+            bars.append([low, high])
+    return "".join(f"M{low:.1f} {y}h{max(high - low, 0.3):.1f}v{_ROW}H{low:.1f}z" for low, high in bars)
+
+
+def describe_size(size: int) -> str:
+    """Write bytes as people read them, with the exact number."""
+    return f"{format_bytes(size)} ({size:,} bytes)"
