@@ -66,22 +66,22 @@ def thin(values: IntArray, keep: Iterable[int] = (), buckets: int = _BUCKETS) ->
     return np.array(sorted(chosen), dtype=np.int64)
 
 
-def memory_curve(
-    curves: dict[str, IntArray], times_us: IntArray | None, marks: Sequence[Mark], steps: Sequence[int] = ()
-) -> str:
-    """Draw allocated, active and reserved over the window.
+def memory_curve(curves: dict[str, IntArray], marks: Sequence[Mark], steps: Sequence[int] = (), note: str = "") -> str:
+    """Draw allocated, active and reserved over the events of the window.
+
+    Over time, seconds of loading and waiting would press all that happens into a corner.
 
     Args:
         curves: bytes after each event, the first before event 0: ``allocated``, ``active``, ``reserved``.
-        times_us: time of each event; None to draw over the event index.
         marks: events to name.
         steps: events at which steps end.
+        note: added to the label of the x axis.
 
     Returns:
         An ``<svg>`` element.
 
     """
-    x, label = _axis(len(curves["allocated"]), times_us)
+    x = np.arange(-1, len(curves["allocated"]) - 1, dtype=np.float64)
     figure, axes = _figure(10, 3.4)
     top = max(int(curves["reserved"].max()), int(curves["active"].max()), 1)
     scale, unit = _scale(top)
@@ -93,26 +93,25 @@ def memory_curve(
         x[at], curves["allocated"][at] / scale, step="post", color=_ALLOCATED, alpha=0.25, linewidth=0, zorder=1
     )
     axes.step(x[at], curves["allocated"][at] / scale, where="post", color=_ALLOCATED, linewidth=1.0, label="allocated")
-    if int((curves["active"] - curves["allocated"]).max()) > top // 200:
+    if _waiting(curves) > top // 200:
         at = thin(curves["active"])
         axes.step(x[at], curves["active"][at] / scale, where="post", color=_ACTIVE, linewidth=1.0, label="active")
     at = thin(curves["reserved"])
     axes.step(x[at], curves["reserved"][at] / scale, where="post", color=_RESERVED, linewidth=1.4, label="reserved")
     axes.set_ylim(0, top / scale * 1.22)
     axes.set_xlim(x[0], x[-1] if x[-1] > x[0] else x[0] + 1)
-    axes.set_xlabel(label, color=_INK)
+    axes.set_xlabel(f"event{note}", color=_INK)
+    axes.xaxis.set_major_formatter(lambda value, position: f"{value:,.0f}")
     axes.set_ylabel(unit, color=_INK)
     _place_marks(axes, x, curves["allocated"] / scale, marks, top / scale)
     axes.legend(loc="upper left", frameon=False, ncols=3, labelcolor=_INK, fontsize=9, borderaxespad=0.2)
     return _svg(figure, "Bytes allocated and reserved over the window")
 
 
-def _axis(count: int, times_us: IntArray | None) -> tuple[npt.NDArray[np.float64], str]:
-    """Give x for each point of a curve (one more than events), and the axis label."""
-    if times_us is None or not len(times_us):
-        return np.arange(-1, count - 1, dtype=np.float64), "event"
-    seconds = (times_us - times_us[0]) / 1e6
-    return np.concatenate([seconds[:1], seconds]), "seconds since the first event"
+def _waiting(curves: dict[str, IntArray]) -> int:
+    """Give the most bytes that waited for another stream; a free that completes at once waits one event."""
+    pending = curves["active"] - curves["allocated"]
+    return int(np.minimum(pending[:-1], pending[1:]).max(initial=0))
 
 
 def _place_marks(
@@ -180,7 +179,9 @@ def _svg(figure: Any, label: str) -> str:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     out = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"snapana {label}", "font.family": "sans-serif"}):
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": f"snapana {label}", "font.family": "sans-serif"}
+    ):
         FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = out.getvalue()
     text = text[text.index("<svg") :]
@@ -195,9 +196,7 @@ def _svg(figure: Any, label: str) -> str:
     head = re.match(r"<svg[^>]*viewBox=\"([^\"]+)\"[^>]*>", text)
     if head is None:
         raise ValueError("matplotlib wrote no viewBox")
-    start = (
-        f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{head.group(1)}" role="img" aria-label="{_plain(label)}">'
-    )
+    start = f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{head.group(1)}" role="img" aria-label="{_plain(label)}">'
     return start + text[head.end() :].strip()
 
 

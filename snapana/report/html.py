@@ -59,9 +59,7 @@ def render_report(results: Overview, found: list[Finding], selection: Selection)
     )
 
 
-def _device(
-    snapshot: Snapshot, device: DeviceOverview, found: list[Finding], selection: Selection
-) -> dict[str, Any]:
+def _device(snapshot: Snapshot, device: DeviceOverview, found: list[Finding], selection: Selection) -> dict[str, Any]:
     replay = snapshot.replay[device.device]
     fatal = device.fatal_oom
     instant = fatal.event if fatal is not None else device.fragmentation.event
@@ -103,10 +101,12 @@ def _curve(snapshot: Snapshot, device: DeviceOverview) -> Markup | None:
         Mark(oom.event, f"out of memory: {format_bytes(oom.requested)} asked", bad=True)
         for oom in device.oom[-_MAX_FAILURES:]
     ]
-    times = replay.events["time_us"].to_numpy() if device.coverage.start_us is not None else None
+    window = device.coverage
+    lasted = window.start_us is not None and window.end_us is not None
+    note = f" ({(window.end_us - window.start_us) / 1e6:,.2f} s in all)" if lasted else ""
     curves = {name: replay.curves[name].to_numpy() for name in ("allocated", "active", "reserved")}
     ends = device.steps.table["end_event"].tolist() if len(device.steps) else []
-    return Markup(memory_curve(curves, times, marks, ends if len(ends) <= _MAX_STEPS else ()))
+    return Markup(memory_curve(curves, marks, ends if len(ends) <= _MAX_STEPS else (), note))
 
 
 def _sites(snapshot: Snapshot, live: Peak, selection: Selection) -> dict[str, Any]:
@@ -159,7 +159,11 @@ def _closing(failed: Peak | None, layout: Layout, *, cache_of: DeviceOverview) -
 
 
 def _pool(snapshot: Snapshot, row: Any) -> dict[str, Any]:
-    return {**row._asdict(), "id": snapshot.pools[row.pool], "external": None if pd.isna(row.external) else row.external}
+    return {
+        **row._asdict(),
+        "id": snapshot.pools[row.pool],
+        "external": None if pd.isna(row.external) else row.external,
+    }
 
 
 def _limited(table: pd.DataFrame, selection: Selection) -> list[Any]:
