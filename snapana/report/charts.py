@@ -163,8 +163,8 @@ def _scale(top: int) -> tuple[int, str]:
 def _figure(width: float, height: float) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="none")
+    axes = figure.add_subplot(facecolor="none")
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(_FAINT)
     axes.tick_params(colors=_INK, labelsize=8.5, color=_FAINT)
@@ -179,10 +179,10 @@ def _svg(figure: Any, label: str) -> str:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     out = io.StringIO()
-    with matplotlib.rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": f"snapana {label}", "font.family": "sans-serif"}
-    ):
-        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    canvas: Any = FigureCanvasSVG(figure)
+    settings = {"svg.fonttype": "none", "svg.hashsalt": f"snapana {label}", "font.family": "sans-serif"}
+    with matplotlib.rc_context(settings):
+        canvas.print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = out.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
@@ -196,7 +196,8 @@ def _svg(figure: Any, label: str) -> str:
     head = re.match(r"<svg[^>]*viewBox=\"([^\"]+)\"[^>]*>", text)
     if head is None:
         raise ValueError("matplotlib wrote no viewBox")
-    start = f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{head.group(1)}" role="img" aria-label="{_plain(label)}">'
+    start = f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{head.group(1)}" role="img"'
+    start += f' aria-label="{_plain(label)}">'
     return start + text[head.end() :].strip()
 
 

@@ -102,8 +102,9 @@ def _curve(snapshot: Snapshot, device: DeviceOverview) -> Markup | None:
         for oom in device.oom[-_MAX_FAILURES:]
     ]
     window = device.coverage
-    lasted = window.start_us is not None and window.end_us is not None
-    note = f" ({(window.end_us - window.start_us) / 1e6:,.2f} s in all)" if lasted else ""
+    note = ""
+    if window.start_us is not None and window.end_us is not None:
+        note = f" ({(window.end_us - window.start_us) / 1e6:,.2f} s in all)"
     curves = {name: replay.curves[name].to_numpy() for name in ("allocated", "active", "reserved")}
     ends = device.steps.table["end_event"].tolist() if len(device.steps) else []
     return Markup(memory_curve(curves, marks, ends if len(ends) <= _MAX_STEPS else (), note))

@@ -135,12 +135,12 @@ def _fragmentation(console: Console, snapshot: Snapshot, device: DeviceOverview,
     pins = cache.pins if selection.top is None else cache.pins.head(selection.top)
     if len(pins):
         console.print()
-        body = [
+        kept = [
             (format_bytes(row.pinned), format_count(row.segments), format_bytes(row.block_bytes), row.site)
             for row in rows(pins)
         ]
         columns = [("keeps", True), ("segments", True), ("with blocks of", True), ("pinned by", False)]
-        console.print(_table(columns, body))
+        console.print(_table(columns, kept))
 
 
 def _leaks(console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> None:
