@@ -180,7 +180,7 @@ def _svg(figure: Any, label: str) -> str:
 
     out = io.StringIO()
     canvas: Any = FigureCanvasSVG(figure)
-    settings = {"svg.fonttype": "none", "svg.hashsalt": f"snapana {label}", "font.family": "sans-serif"}
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": f"snapana {label}", "font.family": "sans-serif"}
     with matplotlib.rc_context(settings):
         canvas.print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = out.getvalue()

@@ -10,6 +10,8 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from snapana.snapshot.model import ACTION_CODE, ACTIONS, DEFAULT_POOL, InputInfo
 from snapana.snapshot.stacks import StackInterner, Stacks, first_occurrence
 
 IntArray = npt.NDArray[np.int64]
+Rows = Sequence[Mapping[str, Any]]
 
 _MASK = 2**64 - 1
 _KNOWN_KEYS = {
@@ -178,12 +181,30 @@ def _ints(values: Iterable[Any]) -> IntArray:
         return np.array([int(value) & _MASK for value in values], dtype=np.uint64).view(np.int64)
 
 
-def _unsigned(values: Iterable[Any]) -> npt.NDArray[np.uint64]:
-    return _ints(values).view(np.uint64)
+def _column(rows: Rows, key: str, default: Any) -> list[Any]:
+    try:
+        return list(map(itemgetter(key), rows))
+    except KeyError:
+        return [row.get(key, default) for row in rows]
 
 
-def _sizes(values: Iterable[Any]) -> IntArray:
-    sizes = _ints(values)
+def _int_column(rows: Rows, key: str, default: int = 0) -> IntArray:
+    """Read one key of all rows; the usual case without a list in between."""
+    try:
+        return np.fromiter(map(itemgetter(key), rows), dtype=np.int64, count=len(rows))
+    except (KeyError, OverflowError):
+        return _ints(_column(rows, key, default))
+
+
+def _address_column(rows: Rows, key: str) -> npt.NDArray[np.uint64]:
+    return _int_column(rows, key).view(np.uint64)
+
+
+def _size_column(rows: Rows, key: str, default: int = 0) -> IntArray:
+    return _checked_sizes(_int_column(rows, key, default))
+
+
+def _checked_sizes(sizes: IntArray) -> IntArray:
     if len(sizes) and int(sizes.min()) < -1:
         raise ValueError("a negative size")
     return sizes
@@ -204,13 +225,6 @@ def _texts(values: list[Any]) -> Any:
     return _categorical(codes, names)
 
 
-def _column(rows: Sequence[Mapping[str, Any]], key: str, default: Any) -> list[Any]:
-    try:
-        return [row[key] for row in rows]
-    except KeyError:
-        return [row.get(key, default) for row in rows]
-
-
 @dataclass(frozen=True)
 class _Captured:
     """The captured stacks of one table's rows: stack id and number of the shared object, -1 for none."""
@@ -219,21 +233,19 @@ class _Captured:
     context: IntArray
 
 
-def _read_stacks(tables: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[Stacks, list[_Captured]]:
+def _read_stacks(tables: Sequence[Rows]) -> tuple[Stacks, list[_Captured]]:
     """Intern the stacks of all tables at once: rows of different tables share captured objects."""
-    rows = [row for table in tables for row in table]
+    rows = list(chain.from_iterable(tables))
     lists = [row.get("frames") for row in rows]
     codes, distinct = pd.factorize(np.fromiter(map(id, lists), dtype=np.int64, count=len(lists)))
-    examples = first_occurrence(codes, len(distinct)).tolist()
-    found = [lists[row] for row in examples]
-    if not all(frames is None or isinstance(frames, list) for frames in found):
+    found = [lists[row] for row in first_occurrence(codes, len(distinct)).tolist()]
+    if not set(map(type, found)) <= {list, type(None)}:
         raise TypeError("frames must be a list")
     interner = StackInterner()
-    ids = interner.add_many([() if frames is None else frames for frames in found])
-    absent = np.array([frames is None for frames in found], dtype=bool)
-    stack = ids[codes] if len(codes) else np.zeros(0, dtype=np.int64)
-    context = np.where(absent, -1, np.arange(len(found)))[codes] if len(codes) else stack
-    forward = {int(stack[number]): row["forward_frames"] for number, row in enumerate(rows) if "forward_frames" in row}
+    ids = interner.add_many([frames or () for frames in found])
+    numbers = np.where(distinct == id(None), -1, np.arange(len(found)))
+    stack, context = (ids[codes], numbers[codes]) if len(codes) else (ids, numbers)
+    forward = _forward_stacks(rows, stack)
     ends = np.cumsum([len(table) for table in tables])[:-1]
     captured = [
         _Captured(one, other) for one, other in zip(np.split(stack, ends), np.split(context, ends), strict=True)
@@ -241,25 +253,31 @@ def _read_stacks(tables: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[Stacks,
     return interner.finish(forward), captured
 
 
+def _forward_stacks(rows: Rows, stack: IntArray) -> dict[int, Any]:
+    """Find ``forward_frames`` (anomaly mode). Rows that have it are longer than others: look at one of each length."""
+    _, examples = np.unique(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)), return_index=True)
+    if not any("forward_frames" in rows[example] for example in examples.tolist()):
+        return {}
+    return {int(stack[number]): row["forward_frames"] for number, row in enumerate(rows) if "forward_frames" in row}
+
+
 # ---- final state
 
 
-def _blocks_of(segment: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _blocks_of(segment: Mapping[str, Any]) -> Rows:
     return segment.get("blocks") or ()
 
 
-def _read_segments(
-    raw: Sequence[Mapping[str, Any]], captured: _Captured, pools: dict[tuple[int, int], int]
-) -> pd.DataFrame:
+def _read_segments(raw: Rows, captured: _Captured, pools: dict[tuple[int, int], int]) -> pd.DataFrame:
     return pd.DataFrame(
         {
-            "device": _ints(_column(raw, "device", 0)),
-            "address": _unsigned(_column(raw, "address", 0)),
-            "size": _sizes(_column(raw, "total_size", 0)),
-            "allocated": _sizes(_column(raw, "allocated_size", -1)),
-            "active": _sizes(_column(raw, "active_size", -1)),
-            "requested": _sizes(_column(raw, "requested_size", -1)),
-            "stream": _unsigned(_column(raw, "stream", 0)),
+            "device": _int_column(raw, "device"),
+            "address": _address_column(raw, "address"),
+            "size": _size_column(raw, "total_size"),
+            "allocated": _size_column(raw, "allocated_size", -1),
+            "active": _size_column(raw, "active_size", -1),
+            "requested": _size_column(raw, "requested_size", -1),
+            "stream": _address_column(raw, "stream"),
             "pool": _ints(_pool_code(row.get("segment_pool_id"), pools, unknown=0) for row in raw),
             "small": np.array([row.get("segment_type") == "small" for row in raw], dtype=bool),
             "expandable": np.array([bool(row.get("is_expandable")) for row in raw], dtype=bool),
@@ -269,14 +287,14 @@ def _read_segments(
 
 
 def _read_blocks(
-    raw: Sequence[Mapping[str, Any]],
-    rows: Sequence[Mapping[str, Any]],
+    raw: Rows,
+    rows: Rows,
     segments: pd.DataFrame,
     captured: _Captured,
 ) -> pd.DataFrame:
     counts = np.array([len(_blocks_of(segment)) for segment in raw], dtype=np.int64)
     segment = np.repeat(np.arange(len(raw), dtype=np.int64), counts)
-    size = _sizes(_column(rows, "size", 0))
+    size = _size_column(rows, "size")
     state = np.array([_state_code(row.get("state")) for row in rows], dtype=np.int8)
     return pd.DataFrame(
         {
@@ -300,21 +318,21 @@ def _state_code(state: Any) -> int:
 
 
 def _block_addresses(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Rows,
     bases: npt.NDArray[np.uint64],
     size: IntArray,
     counts: IntArray,
 ) -> npt.NDArray[np.uint64]:
     """Blocks tile their segment in order, so sizes give the addresses that old files lack."""
     if all("address" in row for row in rows):
-        return _unsigned(row["address"] for row in rows)
+        return _address_column(rows, "address")
     ends = np.cumsum(size)
     starts = ends - size
     first = np.repeat(np.cumsum(counts) - counts, counts)
     return bases + (starts - starts[first]).astype(np.uint64)
 
 
-def _requested(rows: Sequence[Mapping[str, Any]]) -> IntArray:
+def _requested(rows: Rows) -> IntArray:
     """Bytes asked for; PyTorch 1.13 and 2.0 keep them in ``history``, newest first."""
     asked = _column(rows, "requested_size", None)
     if None in asked:
@@ -322,7 +340,7 @@ def _requested(rows: Sequence[Mapping[str, Any]]) -> IntArray:
             _latest(row).get("real_size", row.get("size", 0)) if known is None else known
             for known, row in zip(asked, rows, strict=True)
         ]
-    return _sizes(asked)
+    return _checked_sizes(_ints(asked))
 
 
 def _latest(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -359,9 +377,7 @@ def _pads_requests(blocks: pd.DataFrame) -> bool:
 # ---- events
 
 
-def _read_trace(
-    trace: Sequence[Mapping[str, Any]], device: int, captured: _Captured, pools: dict[tuple[int, int], int]
-) -> pd.DataFrame:
+def _read_trace(trace: Rows, device: int, captured: _Captured, pools: dict[tuple[int, int], int]) -> pd.DataFrame:
     count = len(trace)
     actions = _actions(trace)
     pool_ids = _column(trace, "pool_id", None) if any("pool_id" in row for row in trace[:100]) else None
@@ -370,13 +386,13 @@ def _read_trace(
             "device": np.full(count, device, dtype=np.int16),
             "index": np.arange(count, dtype=np.int64),
             "action": actions,
-            "addr": _unsigned(_column(trace, "addr", 0)),
-            "size": _sizes(_column(trace, "size", 0)),
-            "stream": _unsigned(_column(trace, "stream", 0)),
+            "addr": _address_column(trace, "addr"),
+            "size": _size_column(trace, "size"),
+            "stream": _address_column(trace, "stream"),
             "pool": np.full(count, -1, dtype=np.int64)
             if pool_ids is None
             else _ints(_pool_code(pool, pools, unknown=-1) for pool in pool_ids),
-            "time_us": _ints(_column(trace, "time_us", -1)),
+            "time_us": _int_column(trace, "time_us", -1),
             "stack": captured.stack.astype(np.int32),
             "context": captured.context.astype(np.int32),
             "compile_context": _texts(_column(trace, "compile_context", "")),
@@ -386,14 +402,14 @@ def _read_trace(
     )
 
 
-def _actions(trace: Sequence[Mapping[str, Any]]) -> Any:
-    codes, names = pd.factorize(np.array([row["action"] for row in trace], dtype=object))
+def _actions(trace: Rows) -> Any:
+    codes, names = pd.factorize(np.array(_column(trace, "action", ""), dtype=object))
     known = dict(ACTION_CODE)
     numbers = [known.setdefault(str(name), len(known)) for name in names]
     return _categorical(np.array(numbers, dtype=np.int64)[codes], known)
 
 
-def _device_free(trace: Sequence[Mapping[str, Any]], actions: Any) -> IntArray:
+def _device_free(trace: Rows, actions: Any) -> IntArray:
     free = np.full(len(trace), -1, dtype=np.int64)
     for position in np.flatnonzero(actions.codes == ACTION_CODE["oom"]).tolist():
         free[position] = int(trace[position].get("device_free", -1))
@@ -447,7 +463,7 @@ def _read_annotations(raw: Any) -> list[tuple[str, int, int, int]]:
     return _match_spans(marks)
 
 
-def _user_defined(traces: Sequence[Sequence[Mapping[str, Any]]]) -> list[tuple[str, int, int, int]]:
+def _user_defined(traces: Sequence[Rows]) -> list[tuple[str, int, int, int]]:
     """PyTorch 2.4 wrote annotations as events whose frame carries stage and name."""
     marks = []
     for device, trace in enumerate(traces):
@@ -501,8 +517,8 @@ def _first(rows: Iterable[Any], has: Callable[[Mapping[str, Any]], bool]) -> boo
 
 def _generation(
     raw: Mapping[str, Any],
-    segments: Sequence[Mapping[str, Any]],
-    traces: Sequence[Sequence[Mapping[str, Any]]],
+    segments: Rows,
+    traces: Sequence[Rows],
     *,
     npu: bool,
 ) -> str:

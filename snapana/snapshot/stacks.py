@@ -247,7 +247,8 @@ def _group_rows(
 ) -> npt.NDArray[np.int64]:
     """Number equal rows of a ragged array alike: by a hash, then checked element by element."""
     place = np.arange(len(flat)) - np.repeat(start, length)
-    mixed = (flat.astype(np.uint64) + np.uint64(1)) * _scramble(place.astype(np.uint64))
+    weight = _scramble(np.arange(int(length.max(initial=0)), dtype=np.uint64))
+    mixed = (flat.astype(np.uint64) + np.uint64(1)) * weight[place]
     sums = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(mixed, dtype=np.uint64)])
     digest = sums[start + length] - sums[start] + length.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     group: npt.NDArray[np.int64] = pd.factorize(digest)[0].astype(np.int64)
