@@ -253,13 +253,14 @@ def _pair_blocks(events: pd.DataFrame, final: _Final, mismatches: dict[str, int]
 
     alloc, requested, completed = event_of(is_alloc), event_of(asks), event_of(ends)
     first = order[starts] if count else order[:0]
-    if asks.any():
+    unasked = (requested == NEVER) & (completed != NEVER)
+    if not (unasked & (alloc != NEVER)).any():
         # Asked for before the window, completed within it.
-        requested[(requested == NEVER) & (completed != NEVER) & (alloc == NEVER)] = PENDING_BEFORE
+        requested[unasked] = PENDING_BEFORE
     # Recorded without one of the two (skip_actions): the other one tells.
     requested = np.where(requested == NEVER, completed, requested)
     if not ends.any():
-        completed = requested.copy()
+        completed = np.where(_still_pending(addr[starts], final), NEVER, requested)
     row = np.where(alloc != NEVER, alloc, first)
     lives = pd.DataFrame(
         {
@@ -280,6 +281,14 @@ def _pair_blocks(events: pd.DataFrame, final: _Final, mismatches: dict[str, int]
     lives = _match_final(lives, final, mismatches)
     ordering = np.lexsort((lives["addr"].to_numpy(), lives["alloc"].to_numpy()))
     return lives.iloc[ordering].reset_index(drop=True), unmatched
+
+
+def _still_pending(addr: npt.NDArray[np.uint64], final: _Final) -> BoolArray:
+    """Mark the last life of each address that waits for a stream in the final state; ``addr`` is sorted."""
+    last = np.ones(len(addr), dtype=bool)
+    last[:-1] = addr[1:] != addr[:-1]
+    waiting = final.blocks["address"].to_numpy()[(final.blocks["state"] == "pending").to_numpy()]
+    return last & np.isin(addr, waiting)
 
 
 def _life_starts(addr: npt.NDArray[np.uint64], is_alloc: BoolArray, asks: BoolArray, ends: BoolArray) -> BoolArray:
@@ -566,7 +575,7 @@ def _fill_sizes(
     lives["size"] = np.where(known > 0, size, computed)
     lives["small"] = small
     lives["guessed"] = guessed & (known == 0)
-    lives.drop(columns="known", inplace=True)
+    del lives["known"]
     return int(lives["guessed"].sum())
 
 
@@ -751,7 +760,7 @@ def _classify_segments(segments: pd.DataFrame, lives: pd.DataFrame) -> BoolArray
     final = segments["final_small"].to_numpy()
     by_size = segments["size"].to_numpy() <= SMALL_BUFFER
     by_tenants = np.where(tenants > 0, small_tenants * 2 > tenants, by_size)
-    segments.drop(columns="final_small", inplace=True)
+    del segments["final_small"]
     return np.where(final >= 0, final > 0, by_tenants)
 
 
