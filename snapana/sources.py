@@ -160,7 +160,7 @@ def _unpacker(raw: bytes) -> Callable[[bytes, str, int], bytes] | None:
         return _unxz
     if raw.startswith(b"\x28\xb5\x2f\xfd"):
         return _unzstd
-    if raw.startswith(b"PK\x03\x04"):
+    if raw.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return _unzip
     return None
 

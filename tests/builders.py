@@ -52,9 +52,7 @@ class History:
 
     # ---- the program
 
-    def alloc(
-        self, size: int, site: str | None = "work", *, stream: int = 0, pool: tuple[int, int] = (0, 0)
-    ) -> int:
+    def alloc(self, size: int, site: str | None = "work", *, stream: int = 0, pool: tuple[int, int] = (0, 0)) -> int:
         """Allocate at a line of its own for each ``site`` (None: without a stack); give the address."""
         self._context = self._capture(site)
         addr = self.sim.malloc(size, stream, pool)

@@ -14,8 +14,11 @@ from snapana.snapshot.model import Snapshot
 
 IntArray = npt.NDArray[np.int64]
 
-# Fewer steps than this show no trend: warm-up takes two, the last one is still in use.
-MIN_STEPS = 5
+# Fewer steps than this show no trend.
+MIN_STEPS = 4
+# So few steps are judged only where each adds exactly the same; more may vary: warm-up takes two of them, and
+# the last one is still in use.
+STRICT_STEPS = 5
 MIN_GROWTHS = 3
 # Pairs of steps that the robust slope looks at; beyond it steps are thinned out.
 MAX_SLOPE_STEPS = 400
@@ -78,8 +81,9 @@ def leaks(snapshot: Snapshot, device: int, steps: Steps) -> Leaks:
     count = len(site_list(snapshot))
     live = _live_at(lives, codes, count, boundaries, lives["requested"].to_numpy())
     survived = _survivors(lives, codes, count, boundaries)
-    warm = 2 if len(boundaries) > MIN_STEPS else 1
-    rows = [code for code in np.flatnonzero(survived.any(axis=1)).tolist() if _grows(live[code], survived[code], warm)]
+    warm = 2 if len(boundaries) > STRICT_STEPS else 1
+    grows = _grows if len(boundaries) >= STRICT_STEPS else _grows_evenly
+    rows = [code for code in np.flatnonzero(survived.any(axis=1)).tolist() if grows(live[code], survived[code], warm)]
     table = _table(snapshot, lives, codes, rows, boundaries, live, warm)
     return Leaks(True, len(boundaries) - warm, table, boundaries, live[table["code"].to_numpy(dtype=np.int64)])
 
@@ -126,6 +130,12 @@ def _grows(live: IntArray, survived: IntArray, warm: int) -> bool:
     return regular and recent and spread and rising
 
 
+def _grows_evenly(live: IntArray, survived: IntArray, warm: int) -> bool:
+    """Judge one site over very few steps: each of them leaves blocks behind, and adds the same bytes."""
+    growth = np.diff(live)
+    return bool((survived[warm:] > 0).all() and growth[0] > 0 and (growth == growth[0]).all())
+
+
 def robust_slope(values: IntArray) -> float:
     """Median of the slopes between all pairs of points (Theil and Sen), per step."""
     step = -(-len(values) // MAX_SLOPE_STEPS)
@@ -170,7 +180,7 @@ def _table(
                 robust_slope(blocks[code][warm:]),
                 len(boundaries) - warm,
                 int(survivors["requested"].sum()),
-                round(max(agreement, 0.5), 2),
+                round(max(agreement, 0.5), 2) if len(boundaries) >= STRICT_STEPS else 0.5,
                 int(survivors["stack"].mode().iloc[0]) if len(survivors) else -1,
                 code,
             )

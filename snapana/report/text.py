@@ -150,7 +150,7 @@ def _leaks(console: Console, snapshot: Snapshot, device: DeviceOverview, selecti
         console.print(
             Text(
                 f"Not judged: {len(device.steps)} steps found. Steps come from Optimizer.step and ProfilerStep marks; "
-                "five are needed."
+                "four are needed."
             )
         )
         return

@@ -368,7 +368,7 @@ def _pool_code(pool: Any, pools: dict[tuple[int, int], int], *, unknown: int) ->
 
 def _pads_requests(blocks: pd.DataFrame) -> bool:
     """torch_npu adds 32 bytes to every request: seen from blocks that fit in no other way."""
-    live = blocks[(blocks["state"] == "allocated") & (blocks["size"] <= SMALL_SIZE) & (blocks["requested"] > 0)]
+    live = blocks[(blocks["state"] != "free") & (blocks["size"] <= SMALL_SIZE) & (blocks["requested"] > 0)]
     requested, size = live["requested"].to_numpy(), live["size"].to_numpy()
     plain, padded = Rounding(), Rounding(pad=NPU_PAD)
     return bool((padded.round_sizes(requested) == size).all() and (plain.round_sizes(requested) != size).any())

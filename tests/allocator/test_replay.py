@@ -75,10 +75,7 @@ def test_final_layout_is_the_allocators(history: History) -> None:
     if not history.events:
         return
     layout = replay(history).layout(len(history.events) - 1)
-    got = [
-        (int(row.address), int(row.size), int(row.state))
-        for row in layout.ranges.itertuples()
-    ]
+    got = [(int(row.address), int(row.size), int(row.state)) for row in layout.ranges.itertuples()]
     want = [
         (block.addr, block.size, ALLOCATED if block.allocated else PENDING if block.pending else FREE)
         for run in history.sim.segments()
