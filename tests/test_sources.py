@@ -217,10 +217,16 @@ def test_damaged_files_end_in_an_error_or_a_snapshot(tmp_path: Path, cut: int, f
         damaged[place] = value
     path = tmp_path / "damaged.pickle"
     path.write_bytes(damaged[:cut] if cut % 2 else damaged)
+    code = _outcome(path)
+    assert code == "" or code.startswith("input.")
+
+
+def _outcome(path: Path) -> str:
+    """Load and replay; give the error's code, empty if there is none."""
     try:
-        snapana.load(path).replay
+        return "" if snapana.load(path).replay.devices else "nothing"
     except SnapanaError as error:
-        assert error.code.startswith("input.")
+        return error.code
 
 
 def test_json_snapshots_decode_to_the_same_document(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ _PAINT = {
 _ALLOCATED, _RESERVED, _ACTIVE, _BAD = "#030303", "#040404", "#050505", "#060606"
 
 # Buckets along x: each keeps its lowest and highest value, so no peak is lost.
-_BUCKETS = 600
+_BUCKETS = 400
 
 
 @dataclass(frozen=True)
@@ -202,8 +202,9 @@ def _svg(figure: Any, label: str) -> str:
 
 
 def _shorten(found: re.Match[str]) -> str:
-    """A tenth of a point is finer than any screen."""
-    return re.sub(r"(\d+\.\d)\d+", r"\1", found.group(1))
+    """Round to a tenth of a point, finer than any screen, and drop the white space."""
+    rounded = re.sub(r"(\d+\.\d)\d+", r"\1", found.group(1))
+    return re.sub(r"\s*\n\s*|(?<=[MLz]) ", "", rounded)
 
 
 def _plain(text: str) -> str:

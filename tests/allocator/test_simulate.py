@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pandas as pd
@@ -48,7 +49,7 @@ def test_layout_is_sound(history: History) -> None:
     sim = history.sim
     total = 0
     for run in sim.segments():
-        for block, following in zip(run, run[1:], strict=False):
+        for block, following in itertools.pairwise(run):
             assert block.addr + block.size == following.addr
             assert not (block.is_free and following.is_free)
         total += sum(block.size for block in run)

@@ -1,0 +1,214 @@
+"""The commands, as their user runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapana.cli import main
+from tests.builders import History
+from tests.conftest import SAMPLES, truth_of
+from tests.test_truth import highest
+
+OOM = str(SAMPLES / "oom_train.pickle.xz")
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    code = main(list(args))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
+    code, out, _ = run(capsys, *args, "--json")
+    assert code == 0
+    return json.loads(out)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """What makes ``--help`` slow is never loaded by it."""
+    script = (
+        "import sys; from snapana.cli import main; main(['--help']); "
+        "print(sorted({'pandas', 'numpy', 'matplotlib', 'jinja2', 'rich'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert out.endswith("[]\n")
+    assert "snapana report profil_vram.pickle" in out
+    for command in ("report", "summary", "peak", "fragmentation", "leaks", "oom"):
+        assert f"\n  {command} " in out
+
+
+def test_summary_imports_no_matplotlib_and_nothing_imports_torch() -> None:
+    script = (
+        f"import sys; from snapana.cli import main; main(['summary', {OOM!r}]); "
+        "print(sorted({'matplotlib', 'torch'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert out.endswith("[]\n")
+
+
+@pytest.mark.parametrize("command", ["report", "summary", "peak", "fragmentation", "leaks", "oom"])
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, command, "--help")
+    assert code == 0
+    assert f"snapana {command} profil_vram.pickle" in out
+
+
+def test_summary_json_is_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    document = run_json(capsys, "summary", OOM)
+    truth = truth_of("oom_train")
+    assert document["snapana"]["schema"] == 1
+    assert document["input"]["kind"] == "snapshot"
+    assert document["input"]["events"] == 5577
+    assert document["input"]["generation"] == "torch 2.10-2.11"
+    assert len(document["input"]["sha256"]) == 64
+    (device,) = document["devices"]
+    assert set(device) == {
+        "device",
+        "window",
+        "peak",
+        "peak_reserved",
+        "end",
+        "fragmentation",
+        "steps",
+        "leaks",
+        "oom",
+        "churn",
+        "categories",
+    }
+    peak = device["peak"]
+    assert peak["allocated_bytes"] == highest(truth, "allocated")
+    assert device["peak_reserved"]["reserved_bytes"] == highest(truth, "reserved")
+    assert sum(site["bytes"] for site in peak["sites"]) + peak["others_bytes"] == peak["allocated_bytes"]
+    named = [site for site in peak["sites"] if site["file"]]
+    assert sum(site["bytes"] for site in named) == peak["attributed_bytes"]
+    cache = device["fragmentation"]
+    parts = [cache[f"{part}_bytes"] for part in ("releasable", "unreleasable", "pool_held")]
+    assert sum(parts) == cache["cached_bytes"]
+    assert sum(pin["pinned_bytes"] for pin in cache["pins"]) == cache["unreleasable_bytes"]
+    (failure,) = device["oom"]
+    assert failure["verdict"] == "limit"
+    assert failure["requested_bytes"] == truth["observer"][1]
+    assert failure["device_free_bytes"] == truth["observer"][3]
+    assert failure["limit_bytes"] is None
+    assert [finding["code"] for finding in document["findings"]] == ["oom.limit", "peak.largest_site"]
+
+
+def test_top_and_min_size_fold_rows_into_others(capsys: pytest.CaptureFixture[str]) -> None:
+    few = run_json(capsys, "peak", OOM, "--top", "2")["devices"][0]["peak"]
+    large = run_json(capsys, "peak", OOM, "--min-size", "256MiB")["devices"][0]["peak"]
+    whole = run_json(capsys, "peak", OOM, "--top", "0")["devices"][0]["peak"]
+    assert len(few["sites"]) == 2
+    assert min(site["bytes"] for site in large["sites"]) >= 256 * 2**20
+    assert whole["others_bytes"] == 0
+    for peak in (few, large, whole):
+        assert sum(site["bytes"] for site in peak["sites"]) + peak["others_bytes"] == whole["allocated_bytes"]
+
+
+@pytest.mark.parametrize("part", ["peak", "fragmentation", "leaks", "oom"])
+def test_parts_print_what_the_summary_does(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = run_json(capsys, "summary", OOM)["devices"][0]
+    assert run_json(capsys, part, OOM)["devices"] == [{"device": 0, part: whole[part]}]
+    code, out, _ = run(capsys, part, OOM)
+    assert code == 0
+    assert out.strip()
+
+
+def test_unknown_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    device = run_json(capsys, "summary", str(SAMPLES / "no_history.pickle.xz"))["devices"][0]
+    assert device["window"]["start_us"] is None
+    assert device["window"]["complete"] is False
+    assert device["leaks"] is None
+    assert device["peak"]["event"] == -1
+    assert device["peak"]["time_us"] is None
+
+
+def test_text_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "summary", OOM)
+    assert code == 0
+    assert err == ""
+    assert "Out of memory: 512.00 MiB did not fit. Cause: limit." in out
+    assert "scenarios.py:66 forward" in out
+    assert "\x1b[" not in out
+
+
+def test_markdown_summary_is_short_and_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "summary", OOM, "--markdown")
+    assert code == 0
+    assert len(out.splitlines()) <= 60
+    assert "| 2.50 GiB | 48 | scenarios.py:66 forward |" in out
+    assert "<details>" in out
+
+
+def test_hostile_names_stay_text_in_markdown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    history = History()
+    history.alloc(512, "</details><script>alert(1)</script>|`x` [a](javascript:b) @someone ``` #1")
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(history.document()))
+    _, out, _ = run(capsys, "summary", str(path), "--markdown")
+    assert out.count("<script>") == 1
+    assert out.index("````") < out.index("<script>") < out.rindex("````")
+    table = next(line for line in out.splitlines() if line.startswith("| 512 B | 1 |"))
+    assert table.replace("\\|", "").count("|") == 4
+
+
+def test_report_is_written_beside_and_never_over(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, "report", OOM)
+    assert (code, err) == (0, "Wrote oom_train.html\n")
+    page = (tmp_path / "oom_train.html").read_text()
+    (tmp_path / "oom_train.html").write_text("mine")
+    code, _, err = run(capsys, "report", OOM)
+    assert code == 2
+    assert "[output.exists]" in err
+    assert (tmp_path / "oom_train.html").read_text() == "mine"
+    written = run_json(capsys, "report", OOM, "--force")
+    assert (tmp_path / "oom_train.html").read_text() == page
+    assert written == {"output": "oom_train.html", "size_bytes": (tmp_path / "oom_train.html").stat().st_size}
+    code, out, _ = run(capsys, "report", OOM, "-o", "-")
+    assert out == page
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["summary", "missing.pickle"], "input.not_found"),
+        (["report", str(SAMPLES / "README.md")], "input.unknown_format"),
+        (["summary", OOM, "--device", "3"], "usage.device"),
+        (["summary", OOM, "--top", "many"], "usage"),
+        (["summary", OOM, "--min-size", "big"], "usage"),
+        (["summary"], "usage"),
+        (["no-such-command"], "usage"),
+        (["summary", OOM, "--markdown", "--max-input", "1KiB"], "input.too_large"),
+        (["report", OOM, "-o", "/no/such/folder/a.html"], "output.unwritable"),
+    ],
+)
+def test_errors_are_one_line_and_exit_2(args: list[str], code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, *args)
+    assert status == 2
+    assert out == ""
+    assert f"[{code}]" in err
+    assert len(err.splitlines()) == 1
+    status, out, err = run(capsys, *args, "--json")
+    assert status == 2
+    if "--markdown" not in args:
+        assert json.loads(out)["error"]["code"] == code
+    assert len(err.splitlines()) == 1
+
+
+def test_installed_command_runs() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", "import sys; from snapana.cli import main; sys.exit(main())", "oom", "missing"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 2
+    assert "Traceback" not in found.stderr

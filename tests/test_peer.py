@@ -1,0 +1,29 @@
+"""Our totals against those of PyTorch's own reader."""
+
+from __future__ import annotations
+
+import lzma
+import pickle
+import re
+
+import pytest
+
+from snapana.analyses.overview import overview
+from tests.conftest import SAMPLES, load_sample
+
+viz = pytest.importorskip("torch.cuda._memory_viz", reason="torch is not installed (pip install 'snapana[peer]')")
+
+
+@pytest.mark.parametrize(
+    "name", ["train_adam", "oom_train", "graphs", "expandable", "streams", "frag_basic", "hf_lora"]
+)
+def test_totals_are_those_of_segsum(name: str) -> None:
+    """Its figures are printed rounded, and its ``total_allocated`` is requested bytes of allocated blocks."""
+    text = viz.segsum(pickle.loads(lzma.decompress((SAMPLES / f"{name}.pickle.xz").read_bytes())))
+    said = dict(re.findall(r"^(segments|total_\w+): (\S+)", text, re.MULTILINE))
+    snapshot = load_sample(name)
+    end = overview(snapshot).devices[0].end
+    live = snapshot.replay[0].live(len(snapshot.events) - 1)
+    assert said["segments"] == str(len(snapshot.replay[0].layout(len(snapshot.events) - 1).segments))
+    assert said["total_reserved"] == repr(viz.Bytes(end.reserved))
+    assert said["total_allocated"] == repr(viz.Bytes(int(live["requested"].sum())))

@@ -1,0 +1,37 @@
+"""What the README says works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from snapana.cli import main
+from tests.conftest import CHECKOUT
+
+README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_python_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(CHECKOUT)
+    (example,) = blocks("python")
+    exec(compile(example, "README.md", "exec"), {})
+    assert "6392119296" in capsys.readouterr().out.replace(",", "")
+
+
+def test_commands_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: object) -> None:
+    """Each ``snapana`` line of the shell examples that names a sample."""
+    monkeypatch.chdir(CHECKOUT)
+    lines = [part.strip() for block in blocks("sh") for line in block.splitlines() for part in line.split("&&")]
+    commands = [shlex.split(line.split("|")[0])[1:] for line in lines if line.startswith("snapana ")]
+    assert len(commands) >= 4
+    for command in commands:
+        if any("sample_traces/" in word for word in command):
+            extra = ["-o", f"{tmp_path}/page.html", "--force"] if command[0] == "report" else []
+            assert main([*command, *extra]) == 0, command
+    capsys.readouterr()
