@@ -33,7 +33,7 @@ def make_recording(path: Path, steps: int = 400, layers: int = 48) -> None:
         for addr in reversed(live):
             history.free(history.alloc(90_000, None))
             history.free(addr)
-        for layer in range(layers):
+        for _ in range(layers):
             history.free(history.alloc(4096, "optimizer"))
         history.step()
     # One list of frames a capture, as PyTorch writes them: frame dicts are shared, lists are not.
