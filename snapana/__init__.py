@@ -16,7 +16,7 @@ from snapana.errors import SnapanaError
 
 if TYPE_CHECKING:
     from snapana.analyses.overview import Overview, overview
-    from snapana.findings import Finding, findings
+    from snapana.findings import Finding, judge
     from snapana.snapshot.model import Snapshot
 
 # Imported on first use: pandas alone takes longer than `snapana --help` may.
@@ -24,11 +24,11 @@ _LAZY = {
     "Finding": "snapana.findings",
     "Overview": "snapana.analyses.overview",
     "Snapshot": "snapana.snapshot.model",
-    "findings": "snapana.findings",
+    "judge": "snapana.findings",
     "overview": "snapana.analyses.overview",
 }
 
-__all__ = ["Finding", "Overview", "SnapanaError", "Snapshot", "__version__", "findings", "load", "overview"]
+__all__ = ["Finding", "Overview", "SnapanaError", "Snapshot", "__version__", "judge", "load", "overview"]
 
 
 def load(path: str | os.PathLike[str], *, max_input: int | None = None) -> Snapshot:

@@ -45,7 +45,7 @@ class Finding:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
-def findings(results: Overview) -> list[Finding]:
+def judge(results: Overview) -> list[Finding]:
     """Judge all devices; the most severe first, then the largest."""
     found = [
         finding

@@ -35,7 +35,7 @@ def report(
       snapana report profil_vram.pickle -o ticket-1234.html --top 50
     """
     from snapana.analyses.overview import overview
-    from snapana.findings import findings
+    from snapana.findings import judge
     from snapana.loading import load_snapshot
     from snapana.report.html import render_report
     from snapana.report.select import Selection
@@ -46,7 +46,7 @@ def report(
     with progress() as tell:
         results = overview(load_snapshot(input, max_input=max_input, progress=tell), device=device, progress=tell)
         tell("Writing the report")
-        page = render_report(results, findings(results), Selection(top or None, min_size))
+        page = render_report(results, judge(results), Selection(top or None, min_size))
     if output == "-":
         click.echo(page, nl=False)
         return

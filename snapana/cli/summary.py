@@ -30,7 +30,7 @@ def summary(
       snapana summary profil_vram.pickle --json | jq .findings
     """
     from snapana.analyses.overview import overview
-    from snapana.findings import findings
+    from snapana.findings import judge
     from snapana.loading import load_snapshot
     from snapana.report.select import Selection
 
@@ -39,7 +39,7 @@ def summary(
     selection = Selection(top or None, min_size)
     with progress() as tell:
         results = overview(load_snapshot(input, max_input=max_input, progress=tell), device=device, progress=tell)
-        found = findings(results)
+        found = judge(results)
     if as_json:
         from snapana.report.contract import document
 

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from snapana.analyses.overview import overview
-from snapana.findings import findings
+from snapana.findings import judge
 from snapana.report.html import render_report
 from snapana.report.select import Selection
 from snapana.report.templates import template_folder
@@ -24,7 +24,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>'\"&{{7*7}}"
 
 def page_of(snapshot: Snapshot, selection: Selection | None = None) -> str:
     results = overview(snapshot)
-    return render_report(results, findings(results), selection or Selection())
+    return render_report(results, judge(results), selection or Selection())
 
 
 class _Elements(HTMLParser):
