@@ -5,7 +5,7 @@ Advice looks at the recorded settings: what is already on is not advised again.
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -280,26 +280,34 @@ def _pins(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
 
 def _empty_cache(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
     """Accuse only calls that name ``empty_cache``, from one line, in most steps."""
-    named: Counter[str] = Counter()
-    for stack in device.churn.empty_cache_stacks:
-        frames = [frame for frame in snapshot.stacks.frames_of(stack) if frame[3] not in {"cpp", "unwinder"}]
-        if frames and frames[0][0] == "empty_cache":
-            named[snapshot.stacks.site(stack).label] += 1
     enough = max(3, 0.8 * len(device.steps))
     return [
         Finding(
             "churn.empty_cache",
             "medium",
             device.device,
-            device.churn.freed_bytes,
-            f"empty_cache() at {site} gave memory back {count} times; {format_count(device.churn.segment_allocs)} "
-            f"segments were allocated and {format_count(device.churn.segment_frees)} freed in the window.",
+            int(row.bytes),
+            f"empty_cache() at {row.site} gave memory back {format_count(int(row.calls))} times"
+            f"{_once_a_step(float(row.per_step))}, {row.segments / row.calls:.3g} segments and "
+            f"{format_bytes(row.bytes / row.calls)} each time"
+            + (f"; a step allocates {device.churn.per_step:.3g} segments anew." if device.churn.per_step else "."),
             "Take it out of the loop: the next step has to ask the driver again, and each time the GPU waits.",
-            {"site": site, "calls": count, "per_step": device.churn.per_step},
+            {
+                "site": str(row.site),
+                "calls": int(row.calls),
+                "calls_per_step": None if math.isnan(row.per_step) else float(row.per_step),
+                "segments_per_step": device.churn.per_step,
+            },
         )
-        for site, count in named.most_common()
-        if count >= enough
+        for row in rows(device.churn.emptied)
+        if row.named and row.calls >= enough
     ]
+
+
+def _once_a_step(per_step: float) -> str:
+    if math.isnan(per_step):
+        return ""
+    return ", once a step" if 0.8 <= per_step <= 1.2 else f", {per_step:.2g} times a step"
 
 
 def _largest(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:

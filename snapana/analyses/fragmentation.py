@@ -1,4 +1,4 @@
-"""How much of the reserved memory was free, why it could not be used, and who kept it."""
+"""How much of the reserved memory was free, why it could not be used, who kept it, and how that went on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from snapana.allocator.layout import ALLOCATED, FREE, Layout
-from snapana.analyses.sites import site_codes, site_list
-from snapana.snapshot.model import Snapshot
+from snapana.allocator.layout import ALLOCATED, FREE, PENDING, Layout
+from snapana.analyses.sites import by_site, site_codes, site_list
+from snapana.snapshot.model import ACTION_CODE, Snapshot
 
 IntArray = npt.NDArray[np.int64]
 
@@ -36,11 +36,15 @@ class Fragmentation:
         pools: one row per (pool, stream, size class): ``pool`` (index), ``stream``, ``size_class``,
             ``segments``, ``reserved``, ``free``, ``unreleasable``, ``holes``, ``largest_hole``, ``external``
             (1 - largest hole / free; None where nothing is free).
+        holes: their sizes: one row per pool, stream, size class and power of two: the first three as above,
+            ``at_least`` (bytes; holes of this to below twice this), ``holes``, ``bytes``.
         pins: one row per site that alone keeps segments or pages, and one for those that several keep:
-            ``site``, ``block_bytes``, ``blocks``, ``pinned``, ``segments``, ``stack``. ``pinned`` sums to
-            ``unreleasable``.
+            ``site``, ``block_bytes``, ``blocks``, ``pinned``, ``segments``, ``stack``, ``born`` (event at which the
+            oldest of the blocks was allocated, -1 before the window). ``pinned`` sums to ``unreleasable``.
+        pairs: segments that exactly two sites keep: ``first``, ``second`` (sites), ``pinned``, ``segments``.
         worst: segments (expandable: pages) with most unreleasable bytes: ``address``, ``size``, ``pinned``,
-            ``blocks``, ``site``.
+            ``blocks``, ``block_bytes``, ``site``, ``born`` (as above).
+        pending: bytes that wait for another stream, by site of their allocation: as ``by_site``.
 
     """
 
@@ -56,15 +60,18 @@ class Fragmentation:
     internal_waste: int
     utilization: float | None
     pools: pd.DataFrame
+    holes: pd.DataFrame
     pins: pd.DataFrame
+    pairs: pd.DataFrame
     worst: pd.DataFrame
+    pending: pd.DataFrame
 
 
 def fragmentation(snapshot: Snapshot, device: int, event: int | None = None, at: str = "") -> Fragmentation:
     """Analyse the layout after ``event``; by default where ``reserved`` is highest."""
     replay = snapshot.replay[device]
     if event is None:
-        event, at = peak_reserved_event(snapshot, device), "peak_reserved"
+        event, at = replay.peak_event("reserved"), "peak_reserved"
     layout = replay.layout(event)
     row = replay.curves.iloc[event + 1]
     reserved, allocated = int(row["reserved"]), int(row["allocated"])
@@ -74,7 +81,8 @@ def fragmentation(snapshot: Snapshot, device: int, event: int | None = None, at:
     private = layout.segments["pool"].to_numpy()[pages.segment] != 0
     pool_held = int(pages.free[~pages.pinned & private].sum())
     peak_reserved = int(replay.curves["reserved"].max())
-    pins, worst = _pins(snapshot, replay.allocations, layout, pages)
+    pins, pairs, worst = _pins(snapshot, replay.allocations, layout, pages)
+    waiting = layout.ranges["life"].to_numpy()[layout.ranges["state"].to_numpy() == PENDING]
     return Fragmentation(
         at=at or f"event {event}",
         event=event,
@@ -88,16 +96,50 @@ def fragmentation(snapshot: Snapshot, device: int, event: int | None = None, at:
         internal_waste=active - requested,
         utilization=int(replay.curves["active"].max()) / peak_reserved if peak_reserved else None,
         pools=_pools(layout, pages),
+        holes=_histogram(layout),
         pins=pins,
+        pairs=pairs,
         worst=worst,
+        pending=by_site(snapshot, replay.allocations.iloc[waiting]),
     )
 
 
-def peak_reserved_event(snapshot: Snapshot, device: int) -> int:
-    """Give the first event at which most was reserved; of those equal in a row, where most was allocated."""
-    curves = snapshot.replay[device].curves
-    reserved = curves["reserved"].to_numpy()
-    return int(reserved.argmax()) - 1
+# ---- the course over the window
+
+# So many instants are looked at, besides those that matter.
+COURSE_POINTS = 80
+
+
+def course(snapshot: Snapshot, device: int) -> pd.DataFrame:
+    """Follow free memory over the window.
+
+    Returns:
+        One row per instant, evenly spread over the events, with those of most allocated and most reserved and all
+        failures: ``event``, ``reserved``, ``active``, ``utilization`` (active / reserved, NaN where nothing is
+        reserved), ``free`` (bytes of the default pool that are in no block), ``largest_hole`` (of the default pool,
+        any stream), ``unreleasable`` (bytes, all pools).
+
+    """
+    replay = snapshot.replay[device]
+    failed = np.flatnonzero(replay.events["action"].cat.codes.to_numpy() == ACTION_CODE["oom"])
+    spread = np.linspace(-1, len(replay.events) - 1, COURSE_POINTS).round().astype(np.int64)
+    named = np.array([replay.peak_event(), replay.peak_event("reserved"), *failed[-COURSE_POINTS:]], dtype=np.int64)
+    events = np.unique(np.concatenate([spread, named]))
+    rows = [_course_row(replay.layout(event)) for event in events.tolist()]
+    table = replay.curves.iloc[events + 1][["event", "reserved", "active"]].reset_index(drop=True)
+    table["utilization"] = table["active"] / table["reserved"].where(table["reserved"] > 0)
+    return table.join(pd.DataFrame(rows, columns=["free", "largest_hole", "unreleasable"]))
+
+
+def _course_row(layout: Layout) -> tuple[int, int, int]:
+    pages = _Pages(layout)
+    holes = layout.holes
+    default = layout.segments["pool"].to_numpy()[holes["segment"].to_numpy()] == 0
+    size = holes["size"].to_numpy()[default]
+    return int(size.sum()), int(size.max(initial=0)), int(pages.free[pages.pinned].sum())
+
+
+# ---- pages, pools, holes
 
 
 class _Pages:
@@ -198,40 +240,74 @@ def _pools(layout: Layout, pages: _Pages) -> pd.DataFrame:
     ]
 
 
+def _histogram(layout: Layout) -> pd.DataFrame:
+    """Count holes by power of two."""
+    keys = ["pool", "stream", "small"]
+    holes = layout.holes
+    size = holes["size"].to_numpy()
+    power = np.floor(np.log2(np.maximum(size, 1))).astype(np.int64)
+    owned = layout.segments[keys].iloc[holes["segment"].to_numpy()]
+    table = owned.assign(at_least=np.left_shift(np.int64(1), power), size=size)
+    table = table.groupby([*keys, "at_least"], as_index=False).agg(holes=("size", "count"), bytes=("size", "sum"))
+    table["size_class"] = np.where(table["small"], "small", "large")
+    return table[["pool", "stream", "size_class", "at_least", "holes", "bytes"]]
+
+
+# ---- pins
+
+
 def _pins(
     snapshot: Snapshot, allocations: pd.DataFrame, layout: Layout, pages: _Pages
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Say who keeps pages from being released: by site, by pair of sites, and page by page."""
     life, page = pages.of_block
-    sites = site_list(snapshot)
-    codes = site_codes(snapshot, allocations.iloc[life])
     keeps = pages.free[page] > 0
-    pairs = pd.DataFrame({"page": page[keeps], "code": codes[keeps], "life": life[keeps]})
-    per_page = pairs.groupby("page").agg(code=("code", "first"), last=("code", "max"), low=("code", "min"))
-    several = len(sites)
-    owner = np.where(per_page["last"] == per_page["low"], per_page["code"], several)
-    of_page = pd.Series(owner, index=per_page.index, dtype="int64")
-    names = [*(site.label for site in sites), SEVERAL_SITES]
-    pairs["owner"] = of_page.reindex(pairs["page"]).to_numpy()
-    blocks = pairs.drop_duplicates(["owner", "life"])
-    blocks = blocks.assign(
-        bytes=allocations["size"].to_numpy()[blocks["life"]],
-        stack=allocations["stack"].to_numpy()[blocks["life"]],
+    life, page = life[keeps], page[keeps]
+    pairs = pd.DataFrame(
+        {
+            "page": page,
+            "code": site_codes(snapshot, allocations.iloc[life]),
+            "life": life,
+            "bytes": allocations["size"].to_numpy()[life],
+            "born": allocations["alloc"].to_numpy()[life],
+            "stack": allocations["stack"].to_numpy()[life],
+        }
     )
-    held = blocks.groupby("owner").agg(block_bytes=("bytes", "sum"), blocks=("life", "count"), stack=("stack", "first"))
-    kept = pd.DataFrame({"owner": owner, "pinned": pages.free[per_page.index.to_numpy()]})
-    kept = kept.groupby("owner").agg(pinned=("pinned", "sum"), segments=("pinned", "count"))
+    names = [*(site.label for site in site_list(snapshot)), SEVERAL_SITES]
+    several = len(names) - 1
+    per_page = pairs.groupby("page").agg(
+        low=("code", "min"),
+        high=("code", "max"),
+        sites=("code", "nunique"),
+        blocks=("life", "count"),
+        block_bytes=("bytes", "sum"),
+        born=("born", "min"),
+    )
+    per_page["pinned"] = pages.free[per_page.index.to_numpy()]
+    per_page["owner"] = np.where(per_page["sites"] == 1, per_page["low"], several)
+    pairs["owner"] = per_page["owner"].reindex(pairs["page"]).to_numpy()
+    # A block that reaches over two pages is one block of its site.
+    blocks = pairs.drop_duplicates(["owner", "life"])
+    held = blocks.groupby("owner").agg(
+        block_bytes=("bytes", "sum"), blocks=("life", "count"), stack=("stack", "first"), born=("born", "min")
+    )
+    kept = per_page.groupby("owner").agg(pinned=("pinned", "sum"), segments=("pinned", "count"))
     table = kept.join(held).reset_index()
     table["site"] = [names[code] for code in table["owner"]]
     table.loc[table["owner"] == several, "stack"] = -1
     table = table.sort_values(["pinned", "site"], ascending=[False, True], kind="stable", ignore_index=True)
-    counts = pairs.groupby("page").size()
-    worst = pd.DataFrame(
-        {
-            "address": pages.start[per_page.index.to_numpy()],
-            "size": pages.size[per_page.index.to_numpy()],
-            "pinned": pages.free[per_page.index.to_numpy()],
-            "blocks": counts.reindex(per_page.index).to_numpy(),
-            "site": [names[code] for code in owner],
-        }
+    two = per_page[per_page["sites"] == 2].groupby(["low", "high"], as_index=False)
+    both = two.agg(pinned=("pinned", "sum"), segments=("pinned", "count"))
+    both["first"] = [names[code] for code in both["low"]]
+    both["second"] = [names[code] for code in both["high"]]
+    both = both.sort_values("pinned", ascending=False, kind="stable", ignore_index=True)
+    worst = per_page.assign(
+        address=pages.start[per_page.index.to_numpy()],
+        size=pages.size[per_page.index.to_numpy()],
+        site=[names[code] for code in per_page["owner"]],
     ).sort_values("pinned", ascending=False, kind="stable", ignore_index=True)
-    return table[["site", "block_bytes", "blocks", "pinned", "segments", "stack"]], worst
+    return (
+        table[["site", "block_bytes", "blocks", "pinned", "segments", "stack", "born"]],
+        both[["first", "second", "pinned", "segments"]],
+        worst[["address", "size", "pinned", "blocks", "block_bytes", "site", "born"]],
+    )

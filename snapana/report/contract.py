@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
 
 from snapana._version import __version__
+from snapana.analyses.card import CardUse
 from snapana.analyses.fragmentation import Fragmentation
 from snapana.analyses.leaks import Leaks
-from snapana.analyses.oom import OutOfMemory
+from snapana.analyses.oom import Explanation, OutOfMemory
 from snapana.analyses.overview import DeviceOverview, Overview
 from snapana.analyses.peak import Peak
+from snapana.analyses.pins import pin_age
 from snapana.analyses.steps import Steps
 from snapana.findings import Finding
 from snapana.frames import rows
+from snapana.message import OomMessage
 from snapana.report.select import Selection, top_sites
 from snapana.snapshot.model import Snapshot
 
@@ -86,23 +90,23 @@ def device_object(snapshot: Snapshot, device: DeviceOverview, selection: Selecti
             "unmatched_frees": window.unmatched_frees,
             "replay_mismatches": window.replay_mismatches,
         },
-        "peak": _peak(snapshot, device.peak, selection),
+        "peak": {"at": device.at, **_peak(snapshot, device.peak, selection)},
         "peak_reserved": {
             "event": device.peak_reserved_event,
             "time_us": device.peak_reserved_us,
             "reserved_bytes": device.peak_reserved,
         },
         "end": {f"{name}_bytes": value for name, value in asdict(device.end).items()},
-        "fragmentation": _fragmentation(snapshot, device.fragmentation, selection),
+        "fragmentation": {
+            **_fragmentation(snapshot, device, device.fragmentation, selection),
+            "course": _course(device.course),
+        },
+        "card": _card(device.card),
+        "waiting": _waiting(snapshot, device, selection),
         "steps": _steps(device.steps),
         "leaks": _leaks(snapshot, device.leaks, selection),
         "oom": [_oom(snapshot, oom, selection) for oom in device.oom],
-        "churn": {
-            "segment_allocs": device.churn.segment_allocs,
-            "segment_frees": device.churn.segment_frees,
-            "per_step": device.churn.per_step,
-            "empty_cache_calls": device.churn.empty_cache_calls,
-        },
+        "churn": _churn(device, selection),
         "categories": None,
     }
 
@@ -136,42 +140,147 @@ def _peak(snapshot: Snapshot, peak: Peak, selection: Selection) -> dict[str, Any
     }
 
 
-def _fragmentation(snapshot: Snapshot, cache: Fragmentation, selection: Selection) -> dict[str, Any]:
+def _fragmentation(
+    snapshot: Snapshot, device: DeviceOverview, cache: Fragmentation, selection: Selection
+) -> dict[str, Any]:
     return {
         "at": cache.at,
         "event": cache.event,
         "reserved_bytes": cache.reserved,
         "allocated_bytes": cache.allocated,
+        "active_bytes": cache.active,
         "cached_bytes": cache.cached,
         "releasable_bytes": cache.releasable,
         "unreleasable_bytes": cache.unreleasable,
         "pool_held_bytes": cache.pool_held,
         "internal_waste_bytes": cache.internal_waste,
         "utilization": cache.utilization,
-        "pools": [
+        "pools": [_pool(snapshot, cache, row) for row in rows(cache.pools)],
+        "pins": [_pin(snapshot, device, cache, row) for row in rows(cache.pins)],
+        "pin_pairs": [
             {
-                "pool": list(snapshot.pools[row.pool]),
-                "stream": int(row.stream),
-                "size_class": row.size_class,
-                "segments": int(row.segments),
-                "reserved_bytes": int(row.reserved),
-                "free_bytes": int(row.free),
-                "unreleasable_bytes": int(row.unreleasable),
-                "holes": int(row.holes),
-                "largest_hole_bytes": int(row.largest_hole),
-                "external": None if pd.isna(row.external) else float(row.external),
-            }
-            for row in rows(cache.pools)
-        ],
-        "pins": [
-            {
-                "site": row.site,
-                "block_bytes": int(row.block_bytes),
-                "blocks": int(row.blocks),
+                "sites": [row.first, row.second],
                 "pinned_bytes": int(row.pinned),
                 "segments": int(row.segments),
             }
-            for row in rows(cache.pins)
+            for row in rows(_limited(cache.pairs, selection))
+        ],
+    }
+
+
+def _limited(table: pd.DataFrame, selection: Selection) -> pd.DataFrame:
+    return table if selection.top is None else table.head(selection.top)
+
+
+def _pool(snapshot: Snapshot, cache: Fragmentation, row: Any) -> dict[str, Any]:
+    same = cache.holes[["pool", "stream", "size_class"]] == [row.pool, row.stream, row.size_class]
+    return {
+        "pool": list(snapshot.pools[row.pool]),
+        "stream": int(row.stream),
+        "size_class": row.size_class,
+        "segments": int(row.segments),
+        "reserved_bytes": int(row.reserved),
+        "free_bytes": int(row.free),
+        "unreleasable_bytes": int(row.unreleasable),
+        "holes": int(row.holes),
+        "largest_hole_bytes": int(row.largest_hole),
+        "external": None if pd.isna(row.external) else float(row.external),
+        "hole_sizes": [
+            {"at_least_bytes": int(hole.at_least), "holes": int(hole.holes), "bytes": int(hole.bytes)}
+            for hole in rows(cache.holes[same.all(axis=1)])
+        ],
+    }
+
+
+def _pin(snapshot: Snapshot, device: DeviceOverview, cache: Fragmentation, row: Any) -> dict[str, Any]:
+    age = pin_age(snapshot, device.device, device.steps, cache, int(row.born))
+    return {
+        "site": row.site,
+        "block_bytes": int(row.block_bytes),
+        "blocks": int(row.blocks),
+        "pinned_bytes": int(row.pinned),
+        "segments": int(row.segments),
+        "age_events": age.events,
+        "age_us": age.us,
+        "age_steps": age.steps,
+        "stack": snapshot.stacks.text(int(row.stack)),
+    }
+
+
+def _course(course: pd.DataFrame) -> list[dict[str, Any]]:
+    return [
+        {
+            "event": int(row.event),
+            "utilization": None if pd.isna(row.utilization) else float(row.utilization),
+            "free_bytes": int(row.free),
+            "largest_hole_bytes": int(row.largest_hole),
+            "unreleasable_bytes": int(row.unreleasable),
+        }
+        for row in rows(course)
+    ]
+
+
+def _card(card: CardUse) -> dict[str, Any]:
+    return {
+        "at": card.at,
+        "event": card.event,
+        "capacity_bytes": card.capacity,
+        "reserved_bytes": card.reserved,
+        "parts": [
+            {"key": part.key, "name": part.name, "bytes": part.bytes, "hint": part.hint or None} for part in card.parts
+        ],
+    }
+
+
+def _waiting(snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> dict[str, Any]:
+    waits = device.waiting
+    shown, others = top_sites(waits.sites, selection)
+    return {
+        "event": waits.event,
+        "pending_bytes": waits.bytes,
+        "peak_allocated_bytes": waits.peak_allocated,
+        "peak_active_bytes": waits.peak_active,
+        "sites": [_site(snapshot, row) for row in rows(shown)],
+        "others_bytes": others,
+    }
+
+
+def _churn(device: DeviceOverview, selection: Selection) -> dict[str, Any]:
+    found = device.churn
+    return {
+        "segment_allocs": found.segment_allocs,
+        "segment_frees": found.segment_frees,
+        "allocated_bytes": found.allocated_bytes,
+        "freed_bytes": found.freed_bytes,
+        "per_step": found.per_step,
+        "empty_cache_calls": found.empty_cache_calls,
+        "releases": found.releases,
+        "released_bytes": found.released_bytes,
+        "retries": found.retries,
+        "steps": [
+            {
+                "index": int(row.number),
+                "segment_allocs": int(row.allocs),
+                "segment_frees": int(row.frees),
+                "allocated_bytes": int(row.allocated_bytes),
+                "freed_bytes": int(row.freed_bytes),
+            }
+            for row in rows(found.steps.rename(columns={"index": "number"}))
+        ],
+        "triggers": [
+            {"site": row.site, "segment_allocs": int(row.allocs), "bytes": int(row.bytes)}
+            for row in rows(_limited(found.triggers, selection))
+        ],
+        "empty_cache": [
+            {
+                "site": row.site,
+                "named": bool(row.named),
+                "calls": int(row.calls),
+                "segments": int(row.segments),
+                "bytes": int(row.bytes),
+                "per_step": None if pd.isna(row.per_step) else float(row.per_step),
+            }
+            for row in rows(found.emptied)
         ],
     }
 
@@ -217,21 +326,91 @@ def _whole(value: float) -> int | float:
 
 
 def _oom(snapshot: Snapshot, oom: OutOfMemory, selection: Selection) -> dict[str, Any]:
-    shown, _ = top_sites(oom.live.sites, selection)
+    shown, others = top_sites(oom.live.sites, selection)
     return {
         "event": oom.event,
         "time_us": oom.time_us,
         "requested_bytes": oom.requested,
+        "segment_bytes": oom.segment,
+        "fatal": oom.fatal,
         "site": oom.site.label,
         "stack": snapshot.stacks.text(oom.stack),
+        "pool": list(snapshot.pools[oom.pool]) if oom.pool_recorded else None,
+        "stream": oom.stream,
         "allocated_bytes": oom.allocated,
         "active_bytes": oom.active,
         "reserved_bytes": oom.reserved,
         "free_for_request_bytes": oom.own_free,
         "largest_hole_bytes": oom.largest_hole,
-        "limit_bytes": None,
+        "unreleasable_bytes": None if oom.cache is None else oom.cache.unreleasable,
+        "pool_held_bytes": oom.pool_held,
+        "other_streams_bytes": oom.other_streams,
+        "released_before_bytes": oom.released_before,
+        "limit_bytes": oom.limit,
+        "limit_low_bytes": oom.limit_low,
+        "limit_high_bytes": oom.limit_high,
         "device_free_bytes": oom.device_free,
+        "card_bytes": oom.card,
+        "outside_allocator_bytes": oom.outside,
+        "other_processes_bytes": oom.others,
         "verdict": oom.verdict,
         "reasons": list(oom.reasons),
+        "changes": [{"what": change.what, "bytes": change.bytes, "enough": change.enough} for change in oom.changes],
         "top_sites": [_site(snapshot, row) for row in rows(shown)],
+        "others_bytes": others,
+        "message": None if oom.message is None else message_object(oom.message),
+    }
+
+
+def message_object(message: OomMessage) -> dict[str, Any]:
+    """Give the figures of PyTorch's message, as printed."""
+    return {
+        "backend": message.backend,
+        "device": message.device,
+        "requested_bytes": message.requested,
+        "capacity_bytes": message.capacity,
+        "free_bytes": message.free,
+        "process_bytes": message.process,
+        "processes": [{"pid": number, "bytes": size} for number, size in message.others],
+        "allowed_bytes": message.allowed,
+        "allocated_bytes": message.allocated,
+        "private_pools_free_bytes": message.private_free,
+        "reserved_bytes": message.reserved,
+    }
+
+
+def explanation_document(found: Sequence[Explanation]) -> dict[str, Any]:
+    """Give the document of ``oom --message`` without a snapshot: the objects of ``oom``, with what a message tells."""
+    devices = sorted({one.message.device or 0 for one in found})
+    return {
+        "devices": [
+            {
+                "device": device,
+                "oom": [_explanation(one) for one in found if (one.message.device or 0) == device],
+            }
+            for device in devices
+        ]
+    }
+
+
+def _explanation(found: Explanation) -> dict[str, Any]:
+    message = found.message
+    return {
+        "event": None,
+        "time_us": None,
+        "requested_bytes": message.requested,
+        "segment_bytes": message.requested,
+        "allocated_bytes": message.allocated,
+        "active_bytes": None,
+        "reserved_bytes": message.reserved,
+        "largest_hole_bytes": None,
+        "limit_bytes": message.allowed,
+        "device_free_bytes": message.free,
+        "card_bytes": message.capacity,
+        "outside_allocator_bytes": message.outside,
+        "other_processes_bytes": message.others_total,
+        "verdict": found.verdict,
+        "reasons": list(found.reasons),
+        "top_sites": None,
+        "message": message_object(message),
     }
