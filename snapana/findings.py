@@ -9,8 +9,11 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from snapana.analyses.oom import OutOfMemory
+from snapana.analyses.failure import OutOfMemory
+from snapana.analyses.fragmentation import SEVERAL_SITES
+from snapana.analyses.oom_changes import may_expand
 from snapana.analyses.overview import DeviceOverview, Overview
+from snapana.analyses.settings import check_settings
 from snapana.frames import rows
 from snapana.snapshot.model import Snapshot
 from snapana.units import format_bytes, format_count
@@ -52,12 +55,17 @@ def judge(results: Overview) -> list[Finding]:
         for device in results.devices
         for finding in (
             *_window(results.snapshot, device),
-            *_out_of_memory(results.snapshot, device),
+            *_out_of_memory(device),
             *_leaks(device),
             *_utilization(results.snapshot, device),
-            *_pins(results.snapshot, device),
-            *_empty_cache(results.snapshot, device),
-            *_largest(results.snapshot, device),
+            *_pins(device),
+            *_rounding(results.snapshot, device),
+            *_pending(device),
+            *_empty_cache(device),
+            *_retries(results.snapshot, device),
+            *_settings(results.snapshot, device),
+            *_logits(device),
+            *_largest(device),
         )
     ]
     return sorted(found, key=lambda finding: (SEVERITIES.index(finding.severity), -(finding.bytes or 0)))
@@ -126,77 +134,77 @@ def _window(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
 # ---- out of memory
 
 
-def _out_of_memory(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
-    fatal = device.fatal_oom
-    if fatal is None:
+def _out_of_memory(device: DeviceOverview) -> list[Finding]:
+    """Report the last failure; that the program lived on makes it less severe."""
+    last = device.fatal_oom
+    if last is None:
         return []
+    more = f" It is the last of {format_count(len(device.oom))} failures." if len(device.oom) > 1 else ""
+    survived = "" if last.fatal else " The program went on after it."
     return [
         Finding(
-            f"oom.{fatal.verdict}",
-            "high",
+            f"oom.{last.verdict}",
+            "high" if last.fatal else "medium",
             device.device,
-            fatal.requested,
-            _oom_message(fatal),
-            _oom_advice(snapshot, device, fatal),
+            last.requested,
+            _oom_message(last) + survived + more,
+            advice(last),
             {
-                "event": fatal.event,
-                "requested_bytes": fatal.requested,
-                "allocated_bytes": fatal.allocated,
-                "reserved_bytes": fatal.reserved,
-                "free_for_request_bytes": fatal.own_free,
-                "largest_hole_bytes": fatal.largest_hole,
-                "device_free_bytes": fatal.device_free,
+                "event": last.event,
+                "requested_bytes": last.requested,
+                "allocated_bytes": last.allocated,
+                "reserved_bytes": last.reserved,
+                "free_for_request_bytes": last.own_free,
+                "largest_hole_bytes": last.largest_hole,
+                "device_free_bytes": last.device_free,
             },
         )
     ]
 
 
-_OOM_WORDS = {
+VERDICT_WORDS = {
     "fragmentation": "fragmentation: enough was free for it, but in holes that are too small",
     "stranded_pool": "stranded memory: enough was free, but in pools or streams that it may not use",
     "limit": "a limit on PyTorch: the driver had enough left",
+    "driver_refused": "the driver, which had enough left and refused",
+    "other_processes": "other processes on the card",
+    "outside_allocator": "what this process holds outside PyTorch",
     "capacity": "capacity: live tensors fill what the driver gave",
-    "unknown": "unknown: the file does not say what the driver had left",
+    "unknown": "unknown: the file does not say enough of what else was on the card",
 }
 
 
 def _oom_message(oom: OutOfMemory) -> str:
     by = f" for {oom.site.label}" if oom.site.kind != "none" else ""
     return (
-        f"Out of memory: {format_bytes(oom.requested)}{by} did not fit. Cause: {_OOM_WORDS[oom.verdict]}. "
+        f"Out of memory: {format_bytes(oom.requested)}{by} did not fit. Cause: {VERDICT_WORDS[oom.verdict]}. "
         f"{format_bytes(oom.allocated)} allocated, {format_bytes(oom.reserved - oom.allocated)} reserved but "
         f"unallocated, largest usable hole {format_bytes(oom.largest_hole)}."
     )
 
 
-def _oom_advice(snapshot: Snapshot, device: DeviceOverview, oom: OutOfMemory) -> str:
-    if oom.verdict == "fragmentation":
-        return _defragment(snapshot)
-    if oom.verdict == "stranded_pool":
-        return "Let the work run in the same stream or pool, or release the pool (graph, MemPool) that holds it."
-    top = device.oom[-1].live.sites
-    largest = f"{top['site'].iloc[0]} holds {format_bytes(int(top['bytes'].iloc[0]))}" if len(top) else ""
-    less = f"Hold less at once, from the largest down: {largest}. A smaller micro-batch with gradient accumulation, "
-    less += "activation checkpointing or a lower precision shrink activations."
-    if oom.verdict == "limit":
-        return f"Raise the limit (torch.cuda.set_per_process_memory_fraction) if that is meant to be possible. {less}"
-    return less
-
-
-def _has_mem_pools(snapshot: Snapshot) -> bool:
-    return any(second != 0 for _, second in snapshot.pools)
+def advice(oom: OutOfMemory) -> str:
+    """Write the changes that would make a failed request fit as one paragraph."""
+    enough = [change.what for change in oom.changes if change.enough]
+    if enough:
+        return ". Or ".join([enough[0], *(what[0].lower() + what[1:] for what in enough[1:])]) + "."
+    return "".join(f"{change.what}. " for change in oom.changes).strip()
 
 
 def _defragment(snapshot: Snapshot) -> str:
-    expandable = snapshot.settings.expandable_segments or bool(snapshot.segments["expandable"].any())
-    if expandable:
+    if snapshot.settings.max_split_size is not None and may_expand(snapshot):
+        return (
+            f"Drop max_split_size_mb: free blocks of {format_bytes(snapshot.settings.max_split_size)} and more serve "
+            "no smaller request. Try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True instead."
+        )
+    if may_expand(snapshot):
+        return (
+            "Try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: its holes can be filled by any size. Or free the "
+            "blocks that keep segments (see the pins)."
+        )
+    if snapshot.settings.expandable_segments or bool(snapshot.segments["expandable"].any()):
         return "Expandable segments are on already: free the blocks that keep pages (see the pins)."
-    if _has_mem_pools(snapshot):
-        return "Free the blocks that keep segments (see the pins), or allocate long-lived ones first."
-    return (
-        "Try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: its holes can be filled by any size. Or free the "
-        "blocks that keep segments (see the pins)."
-    )
+    return "Free the blocks that keep segments (see the pins), or allocate long-lived ones first."
 
 
 # ---- growth, fragmentation, churn
@@ -255,30 +263,86 @@ def _utilization(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
     ]
 
 
-def _pins(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
-    cache = device.fragmentation
-    if not len(cache.pins) or cache.unreleasable < max(_GIB, cache.reserved // 10):
+def _pins(device: DeviceOverview) -> list[Finding]:
+    cache = device.view
+    if not len(cache.pins) or cache.unreleasable < min(_GIB, max(_GIB // 4, cache.reserved // 10)):
         return []
-    first = cache.pins.iloc[0]
+    alone = cache.pins[cache.pins["site"] != SEVERAL_SITES]
+    first = (alone if len(alone) else cache.pins).iloc[0]
+    when = "when the request failed" if cache.at == "oom" else f"at {cache.at.replace('_', ' ')}"
+    share = int(first["block_bytes"]) / max(int(first["pinned"]), 1)
     return [
         Finding(
             "fragmentation.pins",
-            "low",
+            "medium" if share < 0.1 else "low",
             device.device,
             cache.unreleasable,
-            f"{format_bytes(cache.unreleasable)} of cache could not be released at peak reserved, because live blocks "
-            f"keep their segments; {format_bytes(int(first['pinned']))} of it by {first['site']}.",
+            f"{format_bytes(cache.unreleasable)} of cache could not be released {when}, because live blocks keep their "
+            f"segments. Kept by one site alone: {first['site']}, {format_bytes(int(first['block_bytes']))} in "
+            f"{format_count(int(first['blocks']))} blocks keep {format_bytes(int(first['pinned']))} in "
+            f"{format_count(int(first['segments']))} segments.",
             "Allocate what lives long before what comes and goes, or let it share segments.",
             {
                 "site": str(first["site"]),
                 "pinned_bytes": int(first["pinned"]),
+                "block_bytes": int(first["block_bytes"]),
                 "segments": int(first["segments"]),
             },
         )
     ]
 
 
-def _empty_cache(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
+def _rounding(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
+    cache = device.fragmentation
+    share = cache.internal_waste / cache.active if cache.active else 0.0
+    if share < 0.1 or cache.internal_waste < 64 * _MIB:
+        return []
+    divided = any(division > 1 for division in snapshot.settings.roundup_power2_divisions)
+    return [
+        Finding(
+            "fragmentation.rounding",
+            "medium" if share >= 0.2 else "low",
+            device.device,
+            cache.internal_waste,
+            f"{format_bytes(cache.internal_waste)} ({share:.0%}) of the active blocks was more than was asked for: "
+            "rounding, and remainders that are not split off.",
+            "Use more divisions in roundup_power2_divisions, or none: each request is rounded up to them."
+            if divided
+            else "Tensors of less than 512 bytes, and those a little above a multiple of 2 MiB, cost this: fewer and "
+            "larger ones do not.",
+            {"internal_waste_bytes": cache.internal_waste, "active_bytes": cache.active},
+        )
+    ]
+
+
+def _pending(device: DeviceOverview) -> list[Finding]:
+    waits = device.waiting
+    if waits.bytes < max(64 * _MIB, waits.peak_allocated // 20) or not len(waits.sites):
+        return []
+    raised = waits.peak_active - waits.peak_allocated
+    first = waits.sites.iloc[0]
+    return [
+        Finding(
+            "streams.pending_free",
+            "medium" if raised >= waits.peak_allocated // 10 else "low",
+            device.device,
+            waits.bytes,
+            f"Up to {format_bytes(waits.bytes)} was freed but waited for another stream, most of it from "
+            f"{first['site']} ({format_bytes(int(first['bytes']))}). Peak active is {format_bytes(waits.peak_active)}, "
+            f"peak allocated {format_bytes(waits.peak_allocated)}.",
+            "Tensors that record_stream() marks stay until that stream is through: let it wait less, or hold the "
+            "tensors and let the main stream wait for it before they are freed.",
+            {
+                "event": waits.event,
+                "peak_active_bytes": waits.peak_active,
+                "peak_allocated_bytes": waits.peak_allocated,
+                "site": str(first["site"]),
+            },
+        )
+    ]
+
+
+def _empty_cache(device: DeviceOverview) -> list[Finding]:
     """Accuse only calls that name ``empty_cache``, from one line, in most steps."""
     enough = max(3, 0.8 * len(device.steps))
     return [
@@ -310,7 +374,58 @@ def _once_a_step(per_step: float) -> str:
     return ", once a step" if 0.8 <= per_step <= 1.2 else f", {per_step:.2g} times a step"
 
 
-def _largest(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
+def _retries(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
+    """Report allocations that only fitted once the cache was released: each waits for the GPU and the driver."""
+    found = device.churn
+    if not found.retries or found.released_bytes is None:
+        return []
+    return [
+        Finding(
+            "churn.retries",
+            "medium" if found.retries >= 10 else "low",
+            device.device,
+            found.released_bytes,
+            f"{format_count(found.retries)} allocations fitted only after PyTorch had released its cache "
+            f"({format_bytes(found.released_bytes)} in all): the card was full, each of them waited for the GPU.",
+            "Memory is short or in pieces long before it fails: see fragmentation. " + _defragment(snapshot),
+            {"retries": found.retries, "released_bytes": found.released_bytes},
+        )
+    ]
+
+
+def _settings(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
+    if not snapshot.has_settings:
+        return []
+    return [
+        Finding(f"settings.{check.kind}", check.severity, device.device, None, check.message, check.advice)
+        for check in check_settings(snapshot, device.device)
+    ]
+
+
+def _logits(device: DeviceOverview) -> list[Finding]:
+    found = device.logits
+    live = device.fatal_oom.live if device.fatal_oom is not None else device.peak
+    if found is None or found.bytes < max(64 * _MIB, live.allocated // 20):
+        return []
+    names = ", ".join(found.sites["site"].head(3))
+    alive = f"{found.blocks} blocks" if found.blocks > 1 else "one block"
+    return [
+        Finding(
+            "peak.logits",
+            "low" if found.blocks > 1 or found.bytes >= live.allocated // 10 else "info",
+            device.device,
+            found.bytes,
+            f"The loss over the vocabulary holds {format_bytes(found.bytes)} "
+            f"({found.bytes / max(live.allocated, 1):.0%}) at once: {alive} of up to {format_bytes(found.largest)}, "
+            f"made by {names}.",
+            "Compute the loss in pieces along the sequence, or fused with the last layer, and leave the logits in "
+            "their own dtype: each upcast is another block of this size.",
+            {"event": found.event, "blocks": found.blocks, "largest_bytes": found.largest},
+        )
+    ]
+
+
+def _largest(device: DeviceOverview) -> list[Finding]:
     sites = device.peak.sites
     if not len(sites) or not device.peak.allocated:
         return []
@@ -361,7 +476,11 @@ def verdict(device: DeviceOverview, found: list[Finding]) -> Verdict:
 def _title(device: DeviceOverview) -> str:
     fatal = device.fatal_oom
     if fatal is not None:
-        return f"Out of memory: {format_bytes(fatal.requested)} did not fit. Cause: {fatal.verdict.replace('_', ' ')}."
+        survived = "" if fatal.fatal else ", and the program went on"
+        return (
+            f"Out of memory{survived}: {format_bytes(fatal.requested)} did not fit. "
+            f"Cause: {fatal.verdict.replace('_', ' ')}."
+        )
     if len(device.leaks.table):
         growth = float(device.leaks.table["bytes_per_step"].sum())
         return f"Memory grows by {format_bytes(growth)} with every step."

@@ -46,12 +46,22 @@ def stranded_pool() -> object:
 
 
 def in_pool() -> object:
+    """A MemPool needs 1,280 MiB; the default pool has 1 GiB of free segments, which are not released meanwhile."""
+    limit(3 * GIB)
+    weights = blocks(512 * MIB, 64 * MIB)
+    scratch = blocks(1024 * MIB, 256 * MIB)
+    del scratch
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        own = blocks(512 * MIB, 256 * MIB)
+        return weights, own, train_step(1280 * MIB)
+
+
+def in_pool_holes() -> object:
     """A MemPool needs 768 MiB; the default pool keeps its holes, each pinned by a small tensor."""
     limit(3 * GIB)
     kept = []
-    large = []
-    for _ in range(8):
-        large.append(train_step(200 * MIB))
+    large = [train_step(200 * MIB) for _ in range(8)]
     large.clear()
     for _ in range(8):
         kept.append(train_step(12 * MIB))
@@ -64,21 +74,18 @@ def in_pool() -> object:
 
 
 def graph_pool() -> object:
-    """A CUDA graph's pool keeps 1.5 GiB between replays."""
+    """A CUDA graph keeps 1 GiB that its replays use between its tensors; the default pool needs 1,280 MiB."""
     limit(3 * GIB)
-    weights = blocks(1024 * MIB, 64 * MIB)
-    static = torch.zeros(MIB, device="cuda")
+    weights = blocks(512 * MIB, 64 * MIB)
+    static = torch.zeros(256 * MIB, dtype=torch.uint8, device="cuda")
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        for _ in range(3):
-            wide = static.unsqueeze(0).expand(128, MIB).contiguous()
-            narrow = wide.sum(0)
-            del wide
-        out = blocks(1024 * MIB, 512 * MIB)
-        del out
+        out = static
+        for _ in range(6):
+            out = out + 1
     graph.replay()
-    return weights, graph, narrow, train_step(768 * MIB)
+    return weights, graph, out, train_step(1536 * MIB)
 
 
 def other_stream() -> object:
@@ -148,6 +155,7 @@ SCENARIOS = {
     for one in (
         stranded_pool,
         in_pool,
+        in_pool_holes,
         graph_pool,
         other_stream,
         other_process,

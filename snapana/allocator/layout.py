@@ -47,6 +47,21 @@ class Layout:
         """The allocated and pending blocks."""
         return self.ranges[self.ranges["state"] != FREE]
 
+    @property
+    def whole_free(self) -> npt.NDArray[np.bool_]:
+        """Mark the segments without any block."""
+        free = np.ones(len(self.segments), dtype=bool)
+        free[self.blocks["segment"].to_numpy()] = False
+        return free
+
+    def owned(self, *, small: bool, stream: int, pool: int) -> npt.NDArray[np.bool_]:
+        """Mark the segments whose free parts a request of a size class, stream and pool may use."""
+        table = self.segments
+        own: npt.NDArray[np.bool_] = (
+            (table["small"] == small) & (table["stream"] == stream) & (table["pool"] == pool)
+        ).to_numpy()
+        return own
+
 
 def build_layout(segments: pd.DataFrame, allocations: pd.DataFrame, event: int) -> Layout:
     """Lay out what was mapped and alive after ``event``.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from snapana.analyses.failure import Facts, OutOfMemory
 from snapana.analyses.fragmentation import Fragmentation
-from snapana.analyses.oom import Facts, OutOfMemory
 from snapana.analyses.peak import Peak
 from snapana.frames import rows
 

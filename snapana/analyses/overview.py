@@ -10,11 +10,12 @@ import pandas as pd
 from snapana.allocator.replay import Coverage
 from snapana.analyses.card import CardUse, card_use
 from snapana.analyses.churn import Churn, churn
+from snapana.analyses.failure import Facts, OutOfMemory
 from snapana.analyses.fragmentation import Fragmentation, course, fragmentation
 from snapana.analyses.instants import Instant, find_instant
 from snapana.analyses.leaks import Leaks, leaks
 from snapana.analyses.logits import Logits, logits
-from snapana.analyses.oom import Facts, OutOfMemory, out_of_memory
+from snapana.analyses.oom import out_of_memory
 from snapana.analyses.peak import Peak, instant
 from snapana.analyses.steps import Steps, steps
 from snapana.analyses.waiting import Waiting, waiting

@@ -6,12 +6,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from snapana.errors import SnapanaError
 from snapana.units import parse_size
+
+if TYPE_CHECKING:
+    from snapana.analyses.failure import Facts
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -31,7 +34,7 @@ class SizeType(click.ParamType[int]):
             self.fail(f"{error.message}. {error.hint}", param, ctx)
 
 
-def input_options(command: Command) -> Command:
+def input_options(command: Command, *, required: bool = True) -> Command:
     """Add INPUT and the options that say what of it is looked at."""
     for option in (
         click.option("--max-input", type=SizeType(), default="16GiB", help="Refuse more than this, decompressed."),
@@ -44,10 +47,83 @@ def input_options(command: Command) -> Command:
             show_default=True,
             help="Rows per table; 0 for all.",
         ),
-        click.argument("input", metavar="INPUT"),
+        click.argument("input", metavar="INPUT" if required else "[INPUT]", required=required),
     ):
         command = option(command)
     return command
+
+
+def card_options(command: Command) -> Command:
+    """Add what may be known besides INPUT: PyTorch's message, a limit, the card's size."""
+    for option in (
+        click.option("--card", type=SizeType(), default=None, metavar="SIZE", help="The card's size, such as 80GiB."),
+        click.option(
+            "--capacity", type=SizeType(), default=None, metavar="SIZE", help="The most that PyTorch may reserve."
+        ),
+        click.option(
+            "--message",
+            default=None,
+            metavar="TEXT|FILE|-",
+            help="PyTorch's out-of-memory message, or a log that holds it: fills in what INPUT lacks.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def at_option(command: Command) -> Command:
+    """Add the instant."""
+    option = click.option(
+        "--at",
+        default=None,
+        metavar="INSTANT",
+        help="Where to look: peak, peak_reserved, oom, optimizer, end, or the index of an event.",
+    )
+    return option(command)
+
+
+def facts(message: str | None, capacity: int | None, card: int | None) -> Facts:
+    """Gather what is known besides the input.
+
+    Raises:
+        SnapanaError: ``message.not_found`` where the text holds no out-of-memory message.
+
+    """
+    from snapana.analyses.failure import Facts
+    from snapana.message import find_messages
+
+    if message is None:
+        return Facts(capacity, card)
+    found = find_messages(_message_text(message))
+    if not found:
+        raise SnapanaError(
+            "message.not_found",
+            "No out-of-memory message was found in what --message gives.",
+            "It is the text that begins 'CUDA out of memory. Tried to allocate'.",
+        )
+    return Facts(capacity, card, tuple(found))
+
+
+# A log can be long; the failure is at its end.
+_LONGEST_LOG = 64 * 1024**2
+
+
+def _message_text(message: str) -> str:
+    """Read the message from stdin or a file, or take it as it is."""
+    if message == "-":
+        return sys.stdin.buffer.read(_LONGEST_LOG).decode(errors="replace")
+    if "Tried to allocate" in message:
+        return message
+    path = Path(message)
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - _LONGEST_LOG))
+            return stream.read(_LONGEST_LOG).decode(errors="replace")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise SnapanaError(
+            "message.unreadable", f"--message {message!r}: {why}.", "Give the message's text, a file, or -."
+        ) from error
 
 
 @contextmanager

@@ -6,11 +6,23 @@ from pathlib import Path
 
 import click
 
-from snapana.cli.common import check_new, default_output, input_options, print_json, progress, write_new
+from snapana.cli.common import (
+    at_option,
+    card_options,
+    check_new,
+    default_output,
+    facts,
+    input_options,
+    print_json,
+    progress,
+    write_new,
+)
 
 
 @click.command()
 @input_options
+@at_option
+@card_options
 @click.option("-o", "--output", default=None, metavar="FILE", help="Where to write; - for stdout. Default: INPUT.html.")
 @click.option("--force", is_flag=True, help="Replace the output if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print where the report went as JSON.")
@@ -22,6 +34,10 @@ def report(
     min_size: int,
     device: int | None,
     max_input: int,
+    at: str | None,
+    message: str | None,
+    capacity: int | None,
+    card: int | None,
     as_json: bool,
 ) -> None:
     """Write what filled the GPU's memory as one self-contained HTML file.
@@ -43,8 +59,10 @@ def report(
     target = default_output(input, ".html") if output is None else Path(output)
     if output != "-":
         check_new(target, force=force)
+    known = facts(message, capacity, card)
     with progress() as tell:
-        results = overview(load_snapshot(input, max_input=max_input, progress=tell), device=device, progress=tell)
+        snapshot = load_snapshot(input, max_input=max_input, progress=tell)
+        results = overview(snapshot, device=device, at=at, facts=known, progress=tell)
         tell("Writing the report")
         page = render_report(results, judge(results), Selection(top or None, min_size))
     if output == "-":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
-from snapana.cli.common import input_options, print_json, progress
+from snapana.cli.common import card_options, facts, input_options, print_json, progress
 
 
 @click.command()
 @input_options
+@card_options
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON document (schema 1).")
 @click.option("--markdown", is_flag=True, help="Print Markdown, to paste into a ticket.")
 def summary(
@@ -17,6 +18,9 @@ def summary(
     min_size: int,
     device: int | None,
     max_input: int,
+    message: str | None,
+    capacity: int | None,
+    card: int | None,
     as_json: bool,
     markdown: bool,
 ) -> None:
@@ -37,8 +41,10 @@ def summary(
     if as_json and markdown:
         raise click.UsageError("--json and --markdown exclude each other.")
     selection = Selection(top or None, min_size)
+    known = facts(message, capacity, card)
     with progress() as tell:
-        results = overview(load_snapshot(input, max_input=max_input, progress=tell), device=device, progress=tell)
+        snapshot = load_snapshot(input, max_input=max_input, progress=tell)
+        results = overview(snapshot, device=device, facts=known, progress=tell)
         found = judge(results)
     if as_json:
         from snapana.report.contract import document

@@ -31,8 +31,9 @@ _PAINT = {
     "#040404": "var(--reserved)",
     "#050505": "var(--active)",
     "#060606": "var(--bad)",
+    "#070707": "var(--kept)",
 }
-_ALLOCATED, _RESERVED, _ACTIVE, _BAD = "#030303", "#040404", "#050505", "#060606"
+_ALLOCATED, _RESERVED, _ACTIVE, _BAD, _KEPT = "#030303", "#040404", "#050505", "#060606", "#070707"
 
 # Buckets along x: each keeps its lowest and highest value, so no peak is lost.
 _BUCKETS = 400
@@ -213,10 +214,65 @@ def _plain(text: str) -> str:
     return text
 
 
+def fragmentation_curve(event: IntArray, utilization: npt.NDArray[np.float64], hole: IntArray, kept: IntArray) -> str:
+    """Draw how fragmentation went on, as an ``<svg>`` element.
+
+    Args:
+        event: instants.
+        utilization: active / reserved at each; NaN where nothing is reserved.
+        hole: bytes of the largest hole.
+        kept: unreleasable bytes.
+
+    """
+    figure, axes = _figure(10, 2.6)
+    top = max(int(hole.max(initial=0)), int(kept.max(initial=0)), 1)
+    scale, unit = _scale(top)
+    axes.step(event, kept / scale, where="post", color=_KEPT, linewidth=1.4, label="unreleasable")
+    axes.step(event, hole / scale, where="post", color=_ACTIVE, linewidth=1.2, label="largest hole")
+    axes.set_ylim(0, top / scale * 1.3)
+    axes.set_xlim(event[0], max(event[-1], event[0] + 1))
+    axes.set_ylabel(unit, color=_INK)
+    axes.set_xlabel("event", color=_INK)
+    axes.xaxis.set_major_formatter(lambda value, position: f"{value:,.0f}")
+    right = axes.twinx()
+    right.spines[["top", "left", "bottom"]].set_visible(False)
+    right.spines["right"].set_color(_FAINT)
+    right.tick_params(colors=_INK, labelsize=8.5, color=_FAINT)
+    right.step(event, utilization * 100, where="post", color=_INK, linewidth=0.8, linestyle=(0, (3, 2)))
+    right.set_ylim(0, 130)
+    right.set_yticks([0, 25, 50, 75, 100])
+    right.set_ylabel("active / reserved, %", color=_INK)
+    axes.plot([], [], color=_INK, linewidth=0.8, linestyle=(0, (3, 2)), label="utilization")
+    axes.legend(loc="upper left", frameon=False, ncols=3, labelcolor=_INK, fontsize=9, borderaxespad=0.2)
+    return _svg(figure, "Unreleasable bytes, largest hole and utilization over the window")
+
+
 # ---- the map of segments
 
 _MAP_WIDTH = 1000
-_ROW, _GAP = 9, 4
+_ROW, _GAP = 11, 4
+# Blocks narrower than this share of the map's width are drawn and named together with their neighbours.
+_NARROW = 2.0
+
+
+@dataclass(frozen=True)
+class MapBlock:
+    """One block to draw.
+
+    Attributes:
+        offset: bytes from the start of the segment.
+        size: bytes.
+        style: CSS class: ``c0`` to ``c7`` for sites, ``cx`` for others, ``pending``.
+        label: what it is.
+        pin: whether it alone keeps its segment or page.
+
+    """
+
+    offset: int
+    size: int
+    style: str
+    label: str
+    pin: bool = False
 
 
 @dataclass(frozen=True)
@@ -226,20 +282,19 @@ class MapRow:
     Attributes:
         size: bytes of the segment.
         label: what a pointer that rests on it reads.
-        allocated: (offset, size) of allocated blocks, in bytes.
-        pending: likewise of blocks that wait for a stream.
+        blocks: in order of their offset.
 
     """
 
     size: int
     label: str
-    allocated: Sequence[tuple[int, int]]
-    pending: Sequence[tuple[int, int]]
+    blocks: Sequence[MapBlock]
 
 
 def segment_map(drawn: Sequence[MapRow]) -> str:
-    """Draw segments as bars to one scale, free parts open, as an ``<svg>`` element."""
+    """Draw segments as bars to one scale, free parts open, as an ``<svg>`` element; each block has a title."""
     largest = max((row.size for row in drawn), default=1)
+    scale = _MAP_WIDTH / max(largest, 1)
     height = len(drawn) * (_ROW + _GAP) + _GAP
     parts = [
         f'<svg class="map" viewBox="0 0 {_MAP_WIDTH} {height}" role="img" '
@@ -247,28 +302,42 @@ def segment_map(drawn: Sequence[MapRow]) -> str:
     ]
     for number, row in enumerate(drawn):
         y = _GAP + number * (_ROW + _GAP)
-        scale = _MAP_WIDTH / largest
-        parts.append(f"<g><title>{_plain(row.label)}</title>")
-        parts.append(f'<rect class="hole" x="0" y="{y}" width="{row.size * scale:.1f}" height="{_ROW}"/>')
-        for name, ranges in (("live", row.allocated), ("pending", row.pending)):
-            path = _bars(ranges, scale, y)
-            if path:
-                parts.append(f'<path class="{name}" d="{path}"/>')
-        parts.append("</g>")
+        parts.append(
+            f'<rect class="hole" x="0" y="{y}" width="{row.size * scale:.1f}" height="{_ROW}">'
+            f"<title>{_plain(row.label)}</title></rect>"
+        )
+        parts += [_bar(group, scale, y) for group in _groups(row.blocks, scale)]
     parts.append("</svg>")
     return "".join(parts)
 
 
-def _bars(ranges: Sequence[tuple[int, int]], scale: float, y: int) -> str:
-    """Give one path for all blocks of a segment; neighbours closer than a third of a pixel are one bar."""
-    bars: list[list[float]] = []
-    for offset, size in ranges:
-        low, high = offset * scale, (offset + size) * scale
-        if bars and low - bars[-1][1] < 0.3:
-            bars[-1][1] = high
-        else:
-            bars.append([low, high])
-    return "".join(f"M{low:.1f} {y}h{max(high - low, 0.3):.1f}v{_ROW}H{low:.1f}z" for low, high in bars)
+def _groups(blocks: Sequence[MapBlock], scale: float) -> list[list[MapBlock]]:
+    """Fold blocks too narrow to see into one with their neighbours, whatever their colour."""
+    groups: list[list[MapBlock]] = []
+    for block in blocks:
+        last = groups[-1] if groups else None
+        if last is not None:
+            gap = (block.offset - last[-1].offset - last[-1].size) * scale
+            width = (block.offset + block.size - last[0].offset) * scale
+            if gap < 0.3 and width < _NARROW:
+                last.append(block)
+                continue
+        groups.append([block])
+    return groups
+
+
+def _bar(group: list[MapBlock], scale: float, y: int) -> str:
+    first, last = group[0], group[-1]
+    largest = max(group, key=lambda block: block.size)
+    low = first.offset * scale
+    width = max((last.offset + last.size - first.offset) * scale, 0.5)
+    size = sum(block.size for block in group)
+    label = first.label if len(group) == 1 else f"{len(group)} blocks, {format_bytes(size)}: {largest.label}"
+    pin = " pin" if any(block.pin for block in group) else ""
+    return (
+        f'<rect class="{largest.style}{pin}" x="{low:.1f}" y="{y}" width="{width:.1f}" height="{_ROW}">'
+        f"<title>{_plain(label)}</title></rect>"
+    )
 
 
 def describe_size(size: int) -> str:

@@ -10,9 +10,10 @@ import pandas as pd
 
 from snapana._version import __version__
 from snapana.analyses.card import CardUse
+from snapana.analyses.failure import OutOfMemory
 from snapana.analyses.fragmentation import Fragmentation
 from snapana.analyses.leaks import Leaks
-from snapana.analyses.oom import Explanation, OutOfMemory
+from snapana.analyses.oom_message import Explanation
 from snapana.analyses.overview import DeviceOverview, Overview
 from snapana.analyses.peak import Peak
 from snapana.analyses.pins import pin_age

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
 
 from snapana._version import __version__
-from snapana.allocator.layout import ALLOCATED, FREE, PENDING, Layout
+from snapana.analyses.card import CardUse
+from snapana.analyses.fragmentation import Fragmentation
 from snapana.analyses.overview import DeviceOverview, Overview
 from snapana.analyses.peak import Peak
+from snapana.analyses.pins import pin_age
 from snapana.findings import Finding, verdict
 from snapana.frames import rows
-from snapana.report.charts import MapRow, Mark, describe_size, memory_curve, segment_map, step_chart
+from snapana.report.charts import Mark, fragmentation_curve, memory_curve, segment_map, step_chart
 from snapana.report.contract import settings_object
+from snapana.report.map import MAP_ROWS, map_key, map_rows
 from snapana.report.select import Selection, top_sites
 from snapana.report.templates import environment
 from snapana.snapshot.model import Snapshot
 from snapana.units import format_bytes
 
-MAP_ROWS = 40
 _STACK_LINES = 60
 _MAX_STEPS = 200
 # Failures drawn and explained one by one; a loop that catches them can have thousands.
 _MAX_FAILURES = 10
-
-
-@dataclass(frozen=True)
-class Part:
-    """A piece of a bar that closes: name, CSS class and bytes."""
-
-    name: str
-    style: str
-    bytes: int
 
 
 def render_report(results: Overview, found: list[Finding], selection: Selection) -> str:
@@ -60,24 +52,27 @@ def render_report(results: Overview, found: list[Finding], selection: Selection)
 
 
 def _device(snapshot: Snapshot, device: DeviceOverview, found: list[Finding], selection: Selection) -> dict[str, Any]:
-    replay = snapshot.replay[device.device]
-    fatal = device.fatal_oom
-    instant = fatal.event if fatal is not None else device.fragmentation.event
-    layout = replay.layout(instant)
-    cache = device.fragmentation
+    view = device.view
+    layout = snapshot.replay[device.device].layout(view.event)
     return {
         "device": device,
         "verdict": verdict(device, found),
         "findings": [finding for finding in found if finding.device == device.device],
+        "card": _card(device.card),
         "curve": _curve(snapshot, device),
         "peak": _sites(snapshot, device.peak, selection),
-        "closing": _closing(fatal.live if fatal is not None else None, layout, cache_of=device),
-        "closing_when": "when the request failed" if fatal is not None else "where most was reserved",
-        "pools": [_pool(snapshot, row) for row in rows(cache.pools)],
-        "pins": _limited(cache.pins, selection),
-        "pins_rest": _rest(cache.pins, selection),
-        "worst": list(rows(cache.worst.head(10))),
-        "map": Markup(segment_map(_map_rows(layout))),
+        "view": view,
+        "view_when": WHEN.get(view.at, f"after event {view.at}"),
+        "peak_when": WHEN.get(device.at, f"after event {device.at}"),
+        "pools": [_pool(snapshot, view, row) for row in rows(view.pools)],
+        "pins": [_pin(snapshot, device, view, row) for row in _limited(view.pins, selection)],
+        "pins_rest": _rest(view.pins, selection),
+        "pairs": _limited(view.pairs.head(10), selection),
+        "worst": list(rows(view.worst.head(10))),
+        "waiting": _waiting(snapshot, device, selection),
+        "course": _course(device),
+        "map": Markup(segment_map(map_rows(snapshot, device.device, view, layout))),
+        "map_key": map_key(snapshot, device.device, layout),
         "map_rows": min(len(layout.segments), MAP_ROWS),
         "map_segments": len(layout.segments),
         "leaks": [_leak(snapshot, device, number, row) for number, row in enumerate(rows(device.leaks.table))],
@@ -86,9 +81,91 @@ def _device(snapshot: Snapshot, device: DeviceOverview, found: list[Finding], se
             for oom in device.oom[-_MAX_FAILURES:]
         ],
         "failures_left_out": max(0, len(device.oom) - _MAX_FAILURES),
-        "steps": [row._asdict() for row in rows(_step_table(device).head(_MAX_STEPS))],
+        "churn": _churn(device, selection),
+        "steps": _step_rows(device),
         "steps_left_out": max(0, len(device.steps) - _MAX_STEPS),
     }
+
+
+WHEN = {
+    "oom": "when the request failed",
+    "peak": "where most was allocated",
+    "peak_reserved": "where most was reserved",
+    "optimizer": "at the end of the last optimizer step",
+    "end": "at the end",
+}
+# How a part of the card is painted.
+_STYLE = {
+    "live_others": "cx",
+    "pending": "pending",
+    "holes": "kept",
+    "other_streams": "elsewhere",
+    "releasable": "free",
+    "pool_held": "held",
+    "outside": "outside",
+    "other_processes": "others",
+    "driver_free": "driver",
+    "not_pytorch": "outside unsure",
+    "unknown": "unsure",
+}
+
+
+def _card(card: CardUse) -> dict[str, Any]:
+    """Prepare the bar; a part of unknown size gets a sixth of the rest to be seen."""
+    known = sum(part.bytes or 0 for part in card.parts)
+    parts = []
+    site = 0
+    for part in card.parts:
+        style = _STYLE.get(part.key, "")
+        if part.key == "live":
+            style, site = f"c{site}", site + 1
+        parts.append(
+            {
+                "name": part.name,
+                "bytes": part.bytes,
+                "hint": part.hint,
+                "style": style,
+                "grow": part.bytes if part.bytes is not None else max(known // 6, 1),
+            }
+        )
+    return {"parts": parts, "capacity": card.capacity, "reserved": card.reserved}
+
+
+def _waiting(snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> dict[str, Any] | None:
+    waits = device.waiting
+    if not waits.bytes:
+        return None
+    shown, others = top_sites(waits.sites, selection)
+    return {"waits": waits, "rows": list(rows(shown)), "others": others}
+
+
+def _course(device: DeviceOverview) -> Markup | None:
+    course = device.course
+    if not device.coverage.events or not course["reserved"].any():
+        return None
+    columns = [course[name].to_numpy() for name in ("event", "utilization", "largest_hole", "unreleasable")]
+    return Markup(fragmentation_curve(*columns))
+
+
+def _pin(snapshot: Snapshot, device: DeviceOverview, cache: Fragmentation, row: Any) -> dict[str, Any]:
+    age = pin_age(snapshot, device.device, device.steps, cache, int(row.born))
+    return {**row._asdict(), "age": age, "frames": _stack(snapshot, row.stack)}
+
+
+def _churn(device: DeviceOverview, selection: Selection) -> dict[str, Any]:
+    found = device.churn
+    return {
+        "found": found,
+        "emptied": list(rows(found.emptied)),
+        "triggers": _limited(found.triggers, selection),
+    }
+
+
+def _step_rows(device: DeviceOverview) -> list[dict[str, Any]]:
+    table = device.steps.table.rename(columns={"index": "number"})
+    traffic = device.churn.steps[["allocs", "frees", "allocated_bytes", "freed_bytes"]]
+    joined = pd.concat([table.reset_index(drop=True), traffic.reset_index(drop=True)], axis=1)
+    return [row._asdict() for row in rows(joined.head(_MAX_STEPS))]
 
 
 def _curve(snapshot: Snapshot, device: DeviceOverview) -> Markup | None:
@@ -137,32 +214,14 @@ def _stack(snapshot: Snapshot, stack: int) -> list[str]:
     return snapshot.stacks.text(int(stack), limit=_STACK_LINES)
 
 
-def _closing(failed: Peak | None, layout: Layout, *, cache_of: DeviceOverview) -> dict[str, Any]:
-    """Split reserved memory into parts that sum to it."""
-    size = layout.ranges["size"].to_numpy()
-    state = layout.ranges["state"].to_numpy()
-    reserved = int(layout.segments["size"].sum())
-    parts = [
-        Part("allocated", "allocated", int(size[state == ALLOCATED].sum())),
-        Part("waiting for another stream", "pending", int(size[state == PENDING].sum())),
-    ]
-    free = int(size[state == FREE].sum())
-    if failed is None:
-        cache = cache_of.fragmentation
-        parts += [
-            Part("free, kept by live blocks (unreleasable)", "kept", cache.unreleasable),
-            Part("free, held by private pools", "held", cache.pool_held),
-            Part("free, releasable by empty_cache()", "free", cache.releasable),
-        ]
-    else:
-        parts.append(Part("free, in holes", "kept", free))
-    return {"parts": [part for part in parts if part.bytes], "reserved": reserved}
-
-
-def _pool(snapshot: Snapshot, row: Any) -> dict[str, Any]:
+def _pool(snapshot: Snapshot, cache: Fragmentation, row: Any) -> dict[str, Any]:
+    same = (cache.holes[["pool", "stream", "size_class"]] == [row.pool, row.stream, row.size_class]).all(axis=1)
+    sizes = list(rows(cache.holes[same]))
     return {
         **row._asdict(),
         "id": snapshot.pools[row.pool],
+        "sizes": sizes,
+        "most": max((hole.bytes for hole in sizes), default=1),
         "external": None if pd.isna(row.external) else row.external,
     }
 
@@ -181,35 +240,3 @@ def _leak(snapshot: Snapshot, device: DeviceOverview, number: int, row: Any) -> 
         "chart": Markup(step_chart(device.leaks.live[number], f"Live bytes at step ends, growing site {number + 1}")),
         "frames": _stack(snapshot, row.stack),
     }
-
-
-def _step_table(device: DeviceOverview) -> pd.DataFrame:
-    return device.steps.table.rename(columns={"index": "number"})
-
-
-def _map_rows(layout: Layout) -> list[MapRow]:
-    """Choose the segments to draw: those with most free bytes, then the largest."""
-    ranges, segments = layout.ranges, layout.segments
-    free = ranges[ranges["state"] == FREE].groupby("segment")["size"].sum()
-    table = segments.assign(free=free.reindex(segments.index, fill_value=0))
-    table = table.sort_values(["free", "size"], ascending=False, kind="stable").head(MAP_ROWS)
-    by_segment = dict(list(ranges[ranges["segment"].isin(table.index)].groupby("segment")))
-    drawn = []
-    for index, row in zip(table.index, rows(table), strict=True):
-        own = by_segment[index]
-        offset = (own["address"].to_numpy() - segments["address"].to_numpy()[index]).astype("int64")
-        pieces = list(zip(offset.tolist(), own["size"].tolist(), own["state"].tolist(), strict=True))
-        blocks = sum(state != FREE for _, _, state in pieces)
-        label = (
-            f"segment {row.address:#x}: {describe_size(row.size)}, {describe_size(row.free)} free, {blocks} blocks, "
-            f"stream {row.stream}"
-        )
-        drawn.append(
-            MapRow(
-                size=int(row.size),
-                label=label,
-                allocated=[(low, size) for low, size, state in pieces if state == ALLOCATED],
-                pending=[(low, size) for low, size, state in pieces if state == PENDING],
-            )
-        )
-    return drawn

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import pandas as pd
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from snapana.analyses.oom import OutOfMemory
+from snapana.analyses.failure import OutOfMemory
+from snapana.analyses.oom_message import Explanation
 from snapana.analyses.overview import DeviceOverview, Overview
 from snapana.analyses.peak import Peak
-from snapana.findings import Finding, verdict
+from snapana.analyses.pins import Age, pin_age
+from snapana.findings import VERDICT_WORDS, Finding, verdict
 from snapana.frames import rows
 from snapana.report.select import Selection, top_sites
 from snapana.snapshot.model import Snapshot
@@ -34,6 +37,7 @@ def print_summary(results: Overview, found: list[Finding], selection: Selection)
         for line in (answer.filled, answer.cause, answer.action):
             if line:
                 console.print(Text(line))
+        _card(console, device)
         for name in ("peak", "fragmentation", "leaks", "oom"):
             _PARTS[name](console, snapshot, device, selection)
         _window(console, device)
@@ -89,7 +93,7 @@ def _sites(console: Console, live: Peak, selection: Selection) -> None:
 
 
 def _peak(console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> None:
-    _heading(console, "Peak")
+    _heading(console, "Peak" if device.at == "peak" else f"Allocated, at {device.at.replace('_', ' ')}")
     live = device.peak
     console.print(
         Text(
@@ -104,7 +108,7 @@ def _peak(console: Console, snapshot: Snapshot, device: DeviceOverview, selectio
 
 def _fragmentation(console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> None:
     cache = device.fragmentation
-    _heading(console, "Fragmentation, where most was reserved")
+    _heading(console, f"Fragmentation, at {cache.at.replace('_', ' ')}")
     used = f", utilization {cache.utilization:.1%}" if cache.utilization is not None else ""
     console.print(Text(f"{format_bytes(cache.reserved)} reserved, {format_bytes(cache.cached)} of it cached{used}."))
     console.print(
@@ -136,11 +140,48 @@ def _fragmentation(console: Console, snapshot: Snapshot, device: DeviceOverview,
     if len(pins):
         console.print()
         kept = [
-            (format_bytes(row.pinned), format_count(row.segments), format_bytes(row.block_bytes), row.site)
+            (
+                format_bytes(row.pinned),
+                format_count(row.segments),
+                format_count(row.blocks),
+                format_bytes(row.block_bytes),
+                _age(pin_age(snapshot, device.device, device.steps, cache, int(row.born))),
+                row.site,
+            )
             for row in rows(pins)
         ]
-        columns = [("keeps", True), ("segments", True), ("with blocks of", True), ("pinned by", False)]
+        columns = [
+            ("keeps", True),
+            ("segments", True),
+            ("with blocks", True),
+            ("of", True),
+            ("oldest", True),
+            ("pinned by", False),
+        ]
         console.print(_table(columns, kept))
+    if len(device.course):
+        console.print(Text(_course(device.course)))
+
+
+def _age(age: Age) -> str:
+    if age.events is None:
+        return "before the window"
+    if age.steps:
+        return f"{age.steps} steps"
+    return f"{age.us / 1e6:.3g} s" if age.us is not None else f"{format_count(age.events)} events"
+
+
+def _course(course: pd.DataFrame) -> str:
+    """Say in a line how fragmentation went on over the window."""
+    used = course["utilization"].dropna()
+    if not len(used):
+        return "Nothing was reserved in the window."
+    worst = course.iloc[int(course["unreleasable"].to_numpy().argmax())]
+    return (
+        f"Over the window utilization went from {used.iloc[0]:.0%} to {used.iloc[-1]:.0%}; most was unreleasable at "
+        f"event {format_count(int(worst['event']))}: {format_bytes(int(worst['unreleasable']))}, with a largest hole "
+        f"of {format_bytes(int(worst['largest_hole']))}."
+    )
 
 
 def _leaks(console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> None:
@@ -182,8 +223,9 @@ def _oom(console: Console, snapshot: Snapshot, device: DeviceOverview, selection
     if not device.oom:
         console.print(
             Text(
-                "No failed allocation in the window. A file written before the failure, by another process, or "
-                "whose ring has passed it would look the same."
+                "No failed allocation in the window. It would look the same if the file was written before the "
+                "failure or by another process, if its ring has passed it, if recording began after it, or if not "
+                "PyTorch's allocator failed but a library or the driver."
             )
         )
         return
@@ -191,13 +233,56 @@ def _oom(console: Console, snapshot: Snapshot, device: DeviceOverview, selection
         _failure(console, failure, selection)
 
 
+def print_explanations(found: Sequence[Explanation]) -> None:
+    """Print what messages alone say."""
+    console = _console()
+    for one in found:
+        message = one.message
+        device = "" if message.device is None else f", device {message.device}"
+        console.print(Text(f"{message.backend} out of memory{device}: {VERDICT_WORDS[one.verdict]}", style="bold"))
+        for reason in one.reasons:
+            console.print(Text(f"- {reason}"))
+    console.print(
+        Text(
+            "For what filled the card, record a snapshot: torch.cuda.memory._record_memory_history(max_entries=100000) "
+            "before the model is built, torch.cuda.memory._dump_snapshot('profil_vram.pickle') where the error is "
+            "caught; then snapana oom profil_vram.pickle --message LOG.",
+            style="dim",
+        )
+    )
+
+
 def _failure(console: Console, failure: OutOfMemory, selection: Selection) -> None:
-    title = f"Event {format_count(failure.event)}: {failure.verdict.replace('_', ' ')}"
-    console.print(Text(title, style="bold"))
+    title = f"Event {format_count(failure.event)}: {VERDICT_WORDS[failure.verdict]}"
+    console.print(Text(title + ("" if failure.fatal else " (the program went on)"), style="bold"))
     console.print(Text(f"Asked by {failure.site.label}."))
     for reason in failure.reasons:
         console.print(Text(f"- {reason}"))
+    if failure.changes:
+        console.print(Text("What would make it fit", style="underline"))
+        body = [
+            ("" if change.bytes is None else format_bytes(change.bytes), "yes" if change.enough else "no", change.what)
+            for change in failure.changes
+        ]
+        console.print(_table([("bytes", True), ("enough", False), ("change", False)], body))
+    console.print(Text("Allocated at that moment", style="underline"))
     _sites(console, failure.live, selection)
+
+
+def _card(console: Console, device: DeviceOverview) -> None:
+    card = device.card
+    _heading(console, f"The card, at {card.at.replace('_', ' ')}")
+    total = card.capacity
+    body = [
+        (
+            format_bytes(part.bytes),
+            "" if part.bytes is None or not total else f"{part.bytes / total:.1%}",
+            part.name + (f" ({part.hint})" if part.hint else ""),
+        )
+        for part in card.parts
+    ]
+    body.append((format_bytes(total), "100.0%" if total else "", "the card"))
+    console.print(_table([("bytes", True), ("share", True), ("part", False)], body, foot=1))
 
 
 def _window(console: Console, device: DeviceOverview) -> None:

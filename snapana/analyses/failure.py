@@ -1,0 +1,141 @@
+"""What is said of one failed allocation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from snapana.analyses.fragmentation import Fragmentation
+from snapana.analyses.peak import Peak
+from snapana.message import OomMessage
+from snapana.snapshot.stacks import Site
+
+VERDICTS = (
+    "fragmentation",
+    "stranded_pool",
+    "limit",
+    "driver_refused",
+    "other_processes",
+    "outside_allocator",
+    "capacity",
+    "unknown",
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known besides the snapshot.
+
+    Attributes:
+        limit: the most that PyTorch may reserve, in bytes.
+        card: the card's size in bytes.
+        messages: out-of-memory messages of the run.
+
+    """
+
+    limit: int | None = None
+    card: int | None = None
+    messages: tuple[OomMessage, ...] = ()
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing to change.
+
+    Attributes:
+        what: a sentence.
+        bytes: what it brings, or by how much it has to be changed; None where bytes do not measure it.
+        enough: whether it alone makes the request fit.
+
+    """
+
+    what: str
+    bytes: int | None
+    enough: bool
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """One failed allocation.
+
+    Attributes:
+        device: ordinal.
+        event: index in the device's trace.
+        time_us: microseconds since the epoch, None if not recorded.
+        requested: bytes asked for, rounded by the allocator.
+        segment: bytes that the allocator asked the driver for.
+        site: who asked.
+        stack: its stack id, -1 if none.
+        small: whether the request belongs to the small pool.
+        stream: the request's stream.
+        pool: the request's pool, as index; what is most likely where it was not recorded.
+        pool_recorded: whether it was, or there is only one.
+        fatal: nothing was allocated on the device after it.
+        allocated: bytes allocated at that moment.
+        active: bytes active.
+        reserved: bytes reserved.
+        own_free: free bytes in the pool, stream and size class of the request.
+        largest_hole: the largest contiguous one of them.
+        pool_held: free bytes in wholly free segments of private pools that the request may not use.
+        other_streams: other free bytes that the request may not use and that blocks keep: of other streams or pools.
+        releasable: free bytes that ``empty_cache()`` would have released.
+        device_free: bytes that the driver had free, None if not recorded.
+        released_before: bytes that PyTorch gave back to the driver for this request.
+        limit: the most that PyTorch may reserve, None if not known.
+        limit_low: PyTorch may reserve at least this much, where a limit is inferred.
+        limit_high: and less than this.
+        card: the card's size, None if not known.
+        others: bytes of other processes, None if not known.
+        outside: bytes of this process outside of PyTorch's allocator, None if not known.
+        not_pytorch: both together, None if not known.
+        message: PyTorch's message of this failure, where one was given.
+        verdict: one of ``VERDICTS``.
+        reasons: sentences that argue for it, with their figures.
+        changes: what would make the request fit, the simplest first; empty for old failures of many.
+        live: what was allocated, by site.
+        cache: fragmentation at that moment; None for old failures of many.
+
+    """
+
+    device: int
+    event: int
+    time_us: int | None
+    requested: int
+    segment: int
+    site: Site
+    stack: int
+    small: bool
+    stream: int
+    pool: int
+    pool_recorded: bool
+    fatal: bool
+    allocated: int
+    active: int
+    reserved: int
+    own_free: int
+    largest_hole: int
+    pool_held: int
+    other_streams: int
+    releasable: int
+    device_free: int | None
+    released_before: int
+    limit: int | None
+    limit_low: int | None
+    limit_high: int | None
+    card: int | None
+    others: int | None
+    outside: int | None
+    not_pytorch: int | None
+    message: OomMessage | None
+    verdict: str
+    live: Peak
+    reasons: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    cache: Fragmentation | None = None
+
+    @property
+    def room(self) -> int | None:
+        """Bytes of the largest segment that could have been had; None if not known."""
+        if self.device_free is None:
+            return None
+        limit = self.limit if self.limit is not None else self.limit_high
+        return self.device_free if limit is None else max(0, min(self.device_free, limit - self.reserved))
