@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from snapana.plain import plain_text
+
 
 class SnapanaError(Exception):
     """A problem that the user can act on: one line of message, a stable code, and a hint.
@@ -16,8 +18,8 @@ class SnapanaError(Exception):
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.code = code
-        self.message = " ".join(message.split())
-        self.hint = " ".join(hint.split())
+        self.message = plain_text(" ".join(message.split()))
+        self.hint = plain_text(" ".join(hint.split()))
 
     def __str__(self) -> str:
         line = f"{self.message} [{self.code}]"

@@ -139,7 +139,7 @@ def _out_of_memory(device: DeviceOverview) -> list[Finding]:
     last = device.fatal_oom
     if last is None:
         return []
-    more = f" It is the last of {format_count(len(device.oom))} failures." if len(device.oom) > 1 else ""
+    more = f" It is the last of {format_count(device.oom_events)} failures." if device.oom_events > 1 else ""
     survived = "" if last.fatal else " The program went on after it."
     return [
         Finding(
@@ -385,8 +385,9 @@ def _retries(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
             "medium" if found.retries >= 10 else "low",
             device.device,
             found.released_bytes,
-            f"{format_count(found.retries)} allocations fitted only after PyTorch had released its cache "
-            f"({format_bytes(found.released_bytes)} in all): the card was full, each of them waited for the GPU.",
+            f"{format_count(found.retries)} allocation{'s' if found.retries > 1 else ''} fitted only after PyTorch had "
+            f"released its cache ({format_bytes(found.released_bytes)} in all): the card was full, and each such time "
+            "waits for the GPU.",
             "Memory is short or in pieces long before it fails: see fragmentation. " + _defragment(snapshot),
             {"retries": found.retries, "released_bytes": found.released_bytes},
         )

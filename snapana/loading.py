@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from snapana.errors import SnapanaError
+from snapana.plain import plain_text
 from snapana.snapshot.model import InputInfo, Snapshot
 from snapana.snapshot.normalise import normalise
 from snapana.sources import Source, open_source, read_snapshot_document
@@ -31,7 +32,7 @@ def load_snapshot(
 
 def _decode(source: Source, progress: Callable[[str], None]) -> Snapshot:
     progress("Decoding")
-    info = InputInfo(source.name, source.kind, source.sha256, source.size_bytes)
+    info = InputInfo(plain_text(source.name), source.kind, source.sha256, source.size_bytes)
     document = read_snapshot_document(source)
     progress("Building the model")
     return normalise(document, info)

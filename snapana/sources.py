@@ -93,7 +93,11 @@ def read_snapshot_document(source: Source) -> object:
 
 def _read(path: str | os.PathLike[str], max_input: int) -> tuple[str, Path | None, bytes]:
     text = os.fspath(path)
+    if not text:
+        raise SnapanaError("input.not_found", "The input's name is empty.", "Name a file, or - for standard input.")
     if text == "-":
+        if sys.stdin is None:
+            raise SnapanaError("input.unreadable", "Standard input is closed.")
         raw = _read_stream(sys.stdin.buffer, "<stdin>", max_input)
         return "<stdin>", None, _not_empty(raw, "<stdin>")
     if re.match(r"[a-z][a-z0-9+.-]+://", text, re.IGNORECASE):
@@ -113,13 +117,13 @@ def _read(path: str | os.PathLike[str], max_input: int) -> tuple[str, Path | Non
 
 
 def _read_stream(stream: _Readable, name: str, max_input: int) -> bytes:
-    parts, total = [], 0
+    content = io.BytesIO()
     while part := stream.read(_CHUNK):
-        total += len(part)
-        if total > max_input:
+        if content.tell() + len(part) > max_input:
             raise _too_large(name, max_input)
-        parts.append(part)
-    return b"".join(parts)
+        content.write(part)
+    # Shares the buffer: joined pieces would stand in memory twice.
+    return content.getvalue()
 
 
 def _not_empty(raw: bytes, name: str) -> bytes:
@@ -216,6 +220,7 @@ def _unzstd(raw: bytes, name: str, max_input: int) -> bytes:
 
 
 def _unzip(raw: bytes, name: str, max_input: int) -> bytes:
+    import lzma
     import zipfile
 
     try:
@@ -231,8 +236,8 @@ def _unzip(raw: bytes, name: str, max_input: int) -> bytes:
                     "Unpack it and name one.",
                 )
             with archive.open(members[0]) as stream:
-                return _stream_out(stream, name, max_input, (zipfile.BadZipFile, OSError, zlib.error))
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+                return _stream_out(stream, name, max_input, (zipfile.BadZipFile, OSError, zlib.error, lzma.LZMAError))
+    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError, lzma.LZMAError, zlib.error) as error:
         if "password" in str(error) or "encrypted" in str(error):
             raise SnapanaError("input.unreadable", f"{name} is encrypted.", "Unpack it first.") from None
         raise SnapanaError("input.corrupt", f"{name} is a damaged zip archive.", "Copy the file again.") from None

@@ -88,10 +88,17 @@ class History:
         self.sim.empty_cache()
         self._note()
 
-    def out_of_memory(self, size: int, site: str | None = "work", *, device_free: int = 0) -> bool:
+    def out_of_memory(
+        self,
+        size: int,
+        site: str | None = "work",
+        *,
+        device_free: int = 0,
+        pool: tuple[int, int] = (0, 0),
+    ) -> bool:
         """Allocate what may fail; give whether it did."""
         try:
-            self.alloc(size, site)
+            self.alloc(size, site, pool=pool)
         except SimulatedOutOfMemoryError:
             if self.recording:
                 self.events[-1]["device_free"] = device_free

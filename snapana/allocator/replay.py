@@ -29,6 +29,8 @@ BoolArray = npt.NDArray[np.bool_]
 MAX_UNSPLIT = SMALL_SIZE
 # Pieces of expandable segments times the events that touch them; beyond it a file is hostile.
 MAX_PIECE_EVENTS = 50_000_000
+# Bytes that one device may have reserved; no card comes near.
+MAX_RESERVED = 2**42
 
 _ALLOC = ACTION_CODE["alloc"]
 _REQUESTED = ACTION_CODE["free_requested"]
@@ -204,6 +206,12 @@ def _replay_device(snapshot: Snapshot, device: int) -> DeviceReplay:
     mismatches["blocks_outside_segments"] = int((lives["segment"] < 0).sum())
     _fill_pools(lives, segments)
     curves = _curves(len(events), lives, segments)
+    if int(curves["reserved"].max()) > MAX_RESERVED:
+        raise SnapanaError(
+            "input.malformed",
+            f"{snapshot.info.name} has segments of more than 4 TiB on device {device}: no card has them.",
+            "Was it changed by another tool? Use the file that _dump_snapshot wrote.",
+        )
     _check(snapshot, device, events, final, curves, mismatches)
     before = (lives["alloc"] == NEVER).to_numpy()
     born_before = (segments["born"] == NEVER).to_numpy()

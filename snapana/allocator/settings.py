@@ -12,6 +12,7 @@ from typing import Any
 
 from snapana.allocator.rounding import DIVISION_SLOTS, LARGE_SEGMENT
 from snapana.errors import SnapanaError
+from snapana.plain import plain_text
 
 _MIB = 1024**2
 _CONF_KEYS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -47,7 +48,7 @@ def from_snapshot(raw: Mapping[str, Any] | None) -> AllocatorSettings:
     """Read a snapshot's ``allocator_settings``; resolved values win over the string, oddities are passed over."""
     if raw is None:
         return AllocatorSettings()
-    conf = next((raw[key] for key in _CONF_KEYS if isinstance(raw.get(key), str)), "")
+    conf = next((plain_text(raw[key]) for key in _CONF_KEYS if isinstance(raw.get(key), str)), "")
     try:
         parsed = parse_conf(conf)
     except SnapanaError:
@@ -76,7 +77,7 @@ def _split_size(value: int) -> int | None:
 
 
 def _resolved_divisions(table: Mapping[Any, Any]) -> tuple[int, ...]:
-    values = {str(key): value for key, value in table.items()}
+    values = {plain_text(key): value for key, value in table.items()}
     found = [values.get(str(2**slot), 0) for slot in range(DIVISION_SLOTS)]
     return tuple(value if isinstance(value, int) and value > 0 else 0 for value in found)
 

@@ -134,8 +134,8 @@ class OutOfMemory:
 
     @property
     def room(self) -> int | None:
-        """Bytes of the largest segment that could have been had; None if not known."""
+        """Bytes of the largest segment that surely could have been had; None if not known."""
         if self.device_free is None:
             return None
-        limit = self.limit if self.limit is not None else self.limit_high
+        limit = self.limit if self.limit is not None else self.limit_low
         return self.device_free if limit is None else max(0, min(self.device_free, limit - self.reserved))

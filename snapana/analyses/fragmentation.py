@@ -77,7 +77,7 @@ def fragmentation(snapshot: Snapshot, device: int, event: int | None = None, at:
     reserved, allocated = int(row["reserved"]), int(row["allocated"])
     active, requested = int(row["active"]), int(row["requested"])
     pages = _Pages(layout)
-    unreleasable = int(pages.free[pages.pinned].sum())
+    free, unreleasable = int(pages.free.sum()), int(pages.free[pages.pinned].sum())
     private = layout.segments["pool"].to_numpy()[pages.segment] != 0
     pool_held = int(pages.free[~pages.pinned & private].sum())
     peak_reserved = int(replay.curves["reserved"].max())
@@ -89,8 +89,9 @@ def fragmentation(snapshot: Snapshot, device: int, event: int | None = None, at:
         reserved=reserved,
         allocated=allocated,
         active=active,
-        cached=reserved - active,
-        releasable=int(pages.free.sum()) - unreleasable - pool_held,
+        # Reserved - active in a sound file; blocks outside of all known segments are not cached.
+        cached=free,
+        releasable=free - unreleasable - pool_held,
         unreleasable=unreleasable,
         pool_held=pool_held,
         internal_waste=active - requested,
@@ -108,6 +109,8 @@ def fragmentation(snapshot: Snapshot, device: int, event: int | None = None, at:
 
 # So many instants are looked at, besides those that matter.
 COURSE_POINTS = 80
+# From here on pages are so many that fewer instants have to do.
+_HUGE = 2**40
 
 
 def course(snapshot: Snapshot, device: int) -> pd.DataFrame:
@@ -122,8 +125,9 @@ def course(snapshot: Snapshot, device: int) -> pd.DataFrame:
     """
     replay = snapshot.replay[device]
     failed = np.flatnonzero(replay.events["action"].cat.codes.to_numpy() == ACTION_CODE["oom"])
-    spread = np.linspace(-1, len(replay.events) - 1, COURSE_POINTS).round().astype(np.int64)
-    named = np.array([replay.peak_event(), replay.peak_event("reserved"), *failed[-COURSE_POINTS:]], dtype=np.int64)
+    points = COURSE_POINTS if int(replay.curves["reserved"].max()) < _HUGE else COURSE_POINTS // 10
+    spread = np.linspace(-1, len(replay.events) - 1, points).round().astype(np.int64)
+    named = np.array([replay.peak_event(), replay.peak_event("reserved"), *failed[-points:]], dtype=np.int64)
     events = np.unique(np.concatenate([spread, named]))
     rows = [_course_row(replay.layout(event)) for event in events.tolist()]
     table = replay.curves.iloc[events + 1][["event", "reserved", "active"]].reset_index(drop=True)

@@ -20,6 +20,8 @@ from snapana.snapshot.model import ACTION_CODE, Snapshot
 
 # A loop that catches failures can have thousands: the last of them are explained in full.
 EXPLAINED = 20
+# So many are looked at; each costs a layout.
+LOOKED_AT = 200
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,13 @@ class _Request:
 
 
 def out_of_memory(snapshot: Snapshot, device: int, facts: Facts | None = None) -> list[OutOfMemory]:
-    """Explain every ``oom`` event of the window, in order.
+    """Explain every ``oom`` event of the window, in order; of very many the last ``LOOKED_AT``.
 
     A file without one, such as an observer's that skips the action, is explained at its end where a message is given
     whose figures are those of the final state.
     """
     facts = facts or Facts()
-    found = _requests(snapshot, device) or _request_of_message(snapshot, device, facts)
+    found = (_requests(snapshot, device) or _request_of_message(snapshot, device, facts))[-LOOKED_AT:]
     return [
         _explain(snapshot, device, request, facts, full=number >= len(found) - EXPLAINED)
         for number, request in enumerate(found)

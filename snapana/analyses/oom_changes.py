@@ -30,7 +30,19 @@ def changes(snapshot: Snapshot, failure: OutOfMemory, layout: Layout) -> list[Ch
         "driver_refused": _calm_driver,
     }
     found = by_verdict[failure.verdict](snapshot, failure, layout) if failure.verdict in by_verdict else []
-    return [*found, *_hold_less(snapshot, failure), *_ask_less(failure)]
+    return [*_release_cache(failure), *found, *_hold_less(snapshot, failure), *_ask_less(failure)]
+
+
+def _release_cache(failure: OutOfMemory) -> list[Change]:
+    if not failure.releasable:
+        return []
+    return [
+        Change(
+            "Call torch.cuda.empty_cache() before the capture or the MemPool begins",
+            failure.releasable,
+            failure.releasable + (failure.room or 0) >= failure.segment,
+        )
+    ]
 
 
 def _join_holes(snapshot: Snapshot, failure: OutOfMemory, layout: Layout) -> list[Change]:
@@ -86,14 +98,6 @@ def _cheapest_window(snapshot: Snapshot, failure: OutOfMemory, layout: Layout) -
 
 def _release_stranded(snapshot: Snapshot, failure: OutOfMemory, layout: Layout) -> list[Change]:
     found = []
-    if failure.releasable:
-        found.append(
-            Change(
-                "Call torch.cuda.empty_cache() before the capture or the MemPool begins",
-                failure.releasable,
-                failure.releasable + (failure.room or 0) >= failure.segment,
-            )
-        )
     held = layout.segments["pool"].to_numpy()[layout.whole_free]
     names = ", ".join(str(snapshot.pools[pool]) for pool in np.unique(held[held != 0]) if pool != failure.pool)
     if failure.pool_held and names:
@@ -178,7 +182,7 @@ def _hold_less(snapshot: Snapshot, failure: OutOfMemory) -> list[Change]:
 
 
 def _ask_less(failure: OutOfMemory) -> list[Change]:
-    most = max(failure.largest_hole, 0 if failure.limit_high is not None else failure.room or 0)
+    most = max(failure.largest_hole, failure.room or 0)
     if failure.room is None or not 0 < most < failure.requested or most < failure.requested // 8:
         return []
     return [

@@ -54,7 +54,8 @@ class DeviceOverview:
         logits: what the loss held at the peak, or at the last failure; None where nothing is known of one.
         steps: training steps.
         leaks: sites that grow.
-        oom: failed allocations.
+        oom: failed allocations; of very many the last.
+        oom_events: how many failed in the window.
         churn: segments made and given back.
 
     """
@@ -76,6 +77,7 @@ class DeviceOverview:
     steps: Steps
     leaks: Leaks
     oom: list[OutOfMemory]
+    oom_events: int
     churn: Churn
 
     @property
@@ -163,6 +165,7 @@ def _device(
         steps=found,
         leaks=leaks(snapshot, device, found),
         oom=failures,
+        oom_events=int((replay.events["action"] == "oom").sum()),
         churn=churn(snapshot, device, found),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -53,8 +54,13 @@ def cli() -> None:
 def main(args: list[str] | None = None) -> int:
     """Run a command; give the exit code: 0 fine, 1 a check failed, 2 usage or unreadable input."""
     args = sys.argv[1:] if args is None else args
+    if not args:
+        click.echo(cli.get_help(click.Context(cli, info_name="snapana")))
+        return 2
     try:
         result = cli.main(args=args, prog_name="snapana", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except SnapanaError as error:
         return _fail(error, args)
     except click.UsageError as error:
@@ -66,12 +72,23 @@ def main(args: list[str] | None = None) -> int:
         click.echo("Interrupted.", err=True)
         return 130
     except BrokenPipeError:
-        # The reader of our output went away, as `| head` does: no error of ours.
-        sys.stderr.close()
+        _drop_output()
         return 0
     except MemoryError:
         return _fail(SnapanaError("input.too_large", "Not enough memory for this input."), args)
+    except OSError as error:
+        _drop_output()
+        return _fail(SnapanaError("output.unwritable", f"Cannot write the output: {error.strerror or error}."), [])
     return result if isinstance(result, int) else 0
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere: its reader went away, as `| head` does, or the disk is full."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):
+        # Not a real file, as in tests: nothing is left to fail.
+        return
 
 
 def _fail(error: SnapanaError, args: list[str]) -> int:

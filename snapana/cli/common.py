@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -140,6 +141,10 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 def check_new(path: Path, *, force: bool) -> None:
     """Refuse early what ``write_new`` would refuse after all the work."""
+    if path.is_dir():
+        raise SnapanaError("output.unwritable", f"{path} is a folder.", "Name a file in it.")
+    if not path.parent.is_dir():
+        raise SnapanaError("output.unwritable", f"There is no folder {path.parent}.", "Make it first, or use -o.")
     if path.exists() and not force:
         raise _exists(path)
 
@@ -149,18 +154,26 @@ def _exists(path: Path) -> SnapanaError:
 
 
 def write_new(path: Path, content: str, *, force: bool) -> None:
-    """Write a file; never over another one without ``force``.
+    """Write a file, whole or not at all; never over another one without ``force``.
 
     Raises:
         SnapanaError: ``output.exists``, ``output.unwritable``.
 
     """
+    data = content.encode()
+    draft = path.with_name(f".{path.name}.{os.getpid()}") if force else path
+    made = False
     try:
-        with path.open("w" if force else "x", encoding="utf-8") as stream:
-            stream.write(content)
+        with draft.open("xb") as stream:
+            made = True
+            stream.write(data)
+        if force:
+            draft.replace(path)
     except FileExistsError:
         raise _exists(path) from None
     except OSError as error:
+        if made:
+            draft.unlink(missing_ok=True)
         raise SnapanaError("output.unwritable", f"Cannot write {path}: {error.strerror}.") from error
     click.echo(f"Wrote {path}", err=True)
 

@@ -107,6 +107,7 @@ def device_object(snapshot: Snapshot, device: DeviceOverview, selection: Selecti
         "steps": _steps(device.steps),
         "leaks": _leaks(snapshot, device.leaks, selection),
         "oom": [_oom(snapshot, oom, selection) for oom in device.oom],
+        "oom_events": device.oom_events,
         "churn": _churn(device, selection),
         "categories": None,
     }

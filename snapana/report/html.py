@@ -80,7 +80,7 @@ def _device(snapshot: Snapshot, device: DeviceOverview, found: list[Finding], se
             {"oom": oom, "live": _sites(snapshot, oom.live, selection), "stack": _stack(snapshot, oom.stack)}
             for oom in device.oom[-_MAX_FAILURES:]
         ],
-        "failures_left_out": max(0, len(device.oom) - _MAX_FAILURES),
+        "failures_left_out": max(0, max(device.oom_events, len(device.oom)) - _MAX_FAILURES),
         "churn": _churn(device, selection),
         "steps": _step_rows(device),
         "steps_left_out": max(0, len(device.steps) - _MAX_STEPS),

@@ -59,10 +59,18 @@ def print_part(results: Overview, name: str, selection: Selection) -> None:
         _PARTS[name](console, results.snapshot, device, selection)
 
 
+class _PlainConsole(Console):
+    """Leaves it to the command line what a closed pipe means."""
+
+    def on_broken_pipe(self) -> None:
+        """Pass the error on; rich would exit with 1, which here says that a check failed."""
+        raise BrokenPipeError
+
+
 def _console() -> Console:
-    console = Console(highlight=False)
+    console = _PlainConsole(highlight=False)
     # Redirected output has no width of its own: do not fold tables at 80 columns.
-    return console if console.is_terminal else Console(highlight=False, width=160)
+    return console if console.is_terminal else _PlainConsole(highlight=False, width=160)
 
 
 def _heading(console: Console, text: str) -> None:
@@ -229,7 +237,10 @@ def _oom(console: Console, snapshot: Snapshot, device: DeviceOverview, selection
             )
         )
         return
-    for failure in device.oom:
+    shown = device.oom if selection.top is None else device.oom[-selection.top :]
+    if device.oom_events > len(shown):
+        console.print(Text(f"{format_count(device.oom_events - len(shown))} earlier failures are left out."))
+    for failure in shown:
         _failure(console, failure, selection)
 
 

@@ -21,6 +21,7 @@ import pandas as pd
 from snapana.allocator.rounding import SMALL_SIZE, Rounding
 from snapana.allocator.settings import from_snapshot
 from snapana.errors import SnapanaError
+from snapana.plain import plain_text
 from snapana.snapshot.model import ACTION_CODE, ACTIONS, DEFAULT_POOL, InputInfo, Snapshot
 from snapana.snapshot.stacks import StackInterner, Stacks, first_occurrence
 
@@ -61,7 +62,7 @@ def normalise(document: object, info: InputInfo) -> Snapshot:
         try:
             return _normalise(_as_snapshot_dict(document, info), info)
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError, IndexError) as error:
-            raise _malformed(info, f"{type(error).__name__}: {str(error)[:120]}") from error
+            raise _malformed(info, f"{type(error).__name__}: {plain_text(str(error))[:120]}") from error
 
 
 @contextmanager
@@ -104,7 +105,7 @@ def _describe(document: object) -> str:
     if isinstance(document, dict):
         if not document:
             return "an empty dict"
-        keys = [str(key)[:40] for key in list(document)[:5]]
+        keys = [plain_text(key)[:40] for key in list(document)[:5]]
         if "traceEvents" in document:
             return "a profiler trace that was pickled"
         if any(key.endswith((".weight", ".bias")) for key in keys):
@@ -120,10 +121,11 @@ def _describe(document: object) -> str:
 
 
 def _normalise(raw: Mapping[str, Any], info: InputInfo) -> Snapshot:
-    segments_raw = raw.get("segments") or []
-    traces = raw.get("device_traces") or []
+    segments_raw, traces = raw.get("segments", []), raw.get("device_traces", [])
     if not isinstance(segments_raw, list) or not isinstance(traces, list):
         raise TypeError("segments and device_traces must be lists")
+    if not all(isinstance(trace, list) for trace in traces):
+        raise TypeError("each trace must be a list")
     if not segments_raw and not any(traces):
         raise SnapanaError(
             "input.no_history",
@@ -132,7 +134,11 @@ def _normalise(raw: Mapping[str, Any], info: InputInfo) -> Snapshot:
             "and torch.cuda.memory._dump_snapshot(path) in the process that used the GPU.",
         )
     recorded = [(device, trace) for device, trace in enumerate(traces) if trace]
+    _check_distinct(segments_raw, "segment")
     block_rows = [block for segment in segments_raw for block in _blocks_of(segment)]
+    _check_distinct(block_rows, "block")
+    for _, trace in recorded:
+        _check_distinct(trace, "event")
     stacks, captured = _read_stacks(
         [segments_raw, [_with_latest_frames(row) for row in block_rows], *(trace for _, trace in recorded)]
     )
@@ -165,20 +171,38 @@ def _normalise(raw: Mapping[str, Any], info: InputInfo) -> Snapshot:
         rounding_pad=NPU_PAD if npu else 0,
         host_bytes=_host_bytes(raw.get("host_segments")),
         reordered=reordered,
-        unknown_keys=tuple(str(key)[:80] for key in raw if key not in _KNOWN_KEYS),
+        unknown_keys=tuple(plain_text(key)[:80] for key in raw if key not in _KNOWN_KEYS),
     )
+
+
+def _check_distinct(rows: Rows, what: str) -> None:
+    """Refuse a list that names one object many times: a small file could unfold to anything."""
+    if len(set(map(id, rows))) != len(rows):
+        raise ValueError(f"one {what} is listed several times")
 
 
 # ---- columns
 
 
 def _ints(values: Iterable[Any]) -> IntArray:
-    """Read integers as int64; those of 2**63 and more wrap, as the C++ writer does."""
+    """Read integers as int64; those of 2**63 and more wrap, as the C++ writer does.
+
+    Whole floats are taken, since JSON may have them; text is not.
+    """
     values = list(values)
-    try:
-        return np.array(values, dtype=np.int64).reshape(len(values))
-    except OverflowError:
-        return np.array([int(value) & _MASK for value in values], dtype=np.uint64).view(np.int64)
+    found = np.array(values) if values else np.zeros(0, dtype=np.int64)
+    if found.shape != (len(values),):
+        raise TypeError("a list where a number belongs")
+    if found.dtype == np.int64:
+        return found
+    if not set(map(type, values)) <= {int, float, bool}:
+        raise TypeError("something else where a number belongs")
+    whole = [int(value) for value in values]
+    if whole != values:
+        raise ValueError("a fraction where a whole number belongs")
+    if not all(-(2**63) <= value < 2**64 for value in whole):
+        raise OverflowError("a number of more than 64 bits")
+    return np.array([value & _MASK for value in whole], dtype=np.uint64).view(np.int64)
 
 
 def _column(rows: Rows, key: str, default: Any) -> list[Any]:
@@ -189,24 +213,28 @@ def _column(rows: Rows, key: str, default: Any) -> list[Any]:
 
 
 def _int_column(rows: Rows, key: str, default: int = 0) -> IntArray:
-    """Read one key of all rows; the usual case without a list in between."""
-    try:
-        return np.fromiter(map(itemgetter(key), rows), dtype=np.int64, count=len(rows))
-    except (KeyError, OverflowError):
-        return _ints(_column(rows, key, default))
+    return _ints(_column(rows, key, default))
 
 
 def _address_column(rows: Rows, key: str) -> npt.NDArray[np.uint64]:
     return _int_column(rows, key).view(np.uint64)
 
 
+# No card has more than a few TiB, no recording asks for more than some EiB in all.
+_LARGEST, _LARGEST_SUM = 2**50, 2.0**62
+
+
 def _size_column(rows: Rows, key: str, default: int = 0) -> IntArray:
-    return _checked_sizes(_int_column(rows, key, default))
+    return _checked_sizes(_int_column(rows, key, default), default)
 
 
-def _checked_sizes(sizes: IntArray) -> IntArray:
-    if len(sizes) and int(sizes.min()) < -1:
+def _checked_sizes(sizes: IntArray, least: int = 0) -> IntArray:
+    if not len(sizes):
+        return sizes
+    if int(sizes.min()) < min(least, 0):
         raise ValueError("a negative size")
+    if int(sizes.max()) > _LARGEST or float(sizes.sum(dtype=np.float64)) > _LARGEST_SUM:
+        raise ValueError("sizes beyond any card")
     return sizes
 
 
@@ -215,13 +243,12 @@ def _categorical(codes: Any, names: Iterable[str]) -> Any:
 
 
 def _texts(values: list[Any]) -> Any:
-    try:
-        codes, found = pd.factorize(np.array(values, dtype=object))
-    except TypeError:
-        codes, found = pd.factorize(np.array([str(value) for value in values], dtype=object))
-    names = [value if isinstance(value, str) else str(value) for value in found]
+    if not set(map(type, values)) <= {str}:
+        values = [plain_text(value) for value in values]
+    codes, found = pd.factorize(np.array(values, dtype=object))
+    names = [plain_text(value) for value in found]
     if len(set(names)) < len(names):
-        return pd.Categorical([str(value) for value in values])
+        return pd.Categorical([plain_text(value) for value in values])
     return _categorical(codes, names)
 
 
@@ -268,10 +295,21 @@ def _blocks_of(segment: Mapping[str, Any]) -> Rows:
     return segment.get("blocks") or ()
 
 
+# More than any machine has; each costs a replay of its own.
+_MOST_DEVICES = 1024
+
+
+def _device_column(raw: Rows) -> IntArray:
+    devices = _int_column(raw, "device")
+    if len(devices) and not 0 <= int(devices.min()) <= int(devices.max()) < _MOST_DEVICES:
+        raise ValueError("a device that no machine has")
+    return devices
+
+
 def _read_segments(raw: Rows, captured: _Captured, pools: dict[tuple[int, int], int]) -> pd.DataFrame:
     return pd.DataFrame(
         {
-            "device": _int_column(raw, "device"),
+            "device": _device_column(raw),
             "address": _address_column(raw, "address"),
             "size": _size_column(raw, "total_size"),
             "allocated": _size_column(raw, "allocated_size", -1),
@@ -311,9 +349,9 @@ def _read_blocks(
 
 
 def _state_code(state: Any) -> int:
-    name = _STATES.get(state)
+    name = _STATES.get(state) if isinstance(state, str) else None
     if name is None:
-        raise ValueError(f"unknown block state {state!r}")
+        raise ValueError(f"unknown block state {plain_text(state)!r}")
     return _STATE_NAMES.index(name)
 
 
@@ -362,8 +400,8 @@ def _with_latest_frames(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def _pool_code(pool: Any, pools: dict[tuple[int, int], int], *, unknown: int) -> int:
     if pool is None:
         return unknown
-    first, second = pool
-    return pools.setdefault((int(first), int(second)), len(pools))
+    first, second = _ints(pool).tolist()
+    return pools.setdefault((first, second), len(pools))
 
 
 def _pads_requests(blocks: pd.DataFrame) -> bool:
@@ -403,16 +441,19 @@ def _read_trace(trace: Rows, device: int, captured: _Captured, pools: dict[tuple
 
 
 def _actions(trace: Rows) -> Any:
-    codes, names = pd.factorize(np.array(_column(trace, "action", ""), dtype=object))
+    actions = _column(trace, "action", "")
+    if not set(map(type, actions)) <= {str}:
+        raise TypeError("an action that is no text")
+    codes, names = pd.factorize(np.array(actions, dtype=object))
     known = dict(ACTION_CODE)
-    numbers = [known.setdefault(str(name), len(known)) for name in names]
+    numbers = [known.setdefault(plain_text(name), len(known)) for name in names]
     return _categorical(np.array(numbers, dtype=np.int64)[codes], known)
 
 
 def _device_free(trace: Rows, actions: Any) -> IntArray:
     free = np.full(len(trace), -1, dtype=np.int64)
     for position in np.flatnonzero(actions.codes == ACTION_CODE["oom"]).tolist():
-        free[position] = int(trace[position].get("device_free", -1))
+        free[position] = _int(trace[position].get("device_free", -1))
     return free
 
 
@@ -453,14 +494,18 @@ def _action_type(names: Iterable[str]) -> pd.CategoricalDtype:
 def _read_annotations(raw: Any) -> list[tuple[str, int, int, int]]:
     marks = [
         (
-            str(row.get("name", "")),
-            str(row.get("stage", "")),
-            int(row.get("device", 0)),
-            int(row.get("time_us", -1)),
+            plain_text(row.get("name", "")),
+            plain_text(row.get("stage", "")),
+            _int(row.get("device", 0)),
+            _int(row.get("time_us", -1)),
         )
         for row in raw
     ]
     return _match_spans(marks)
+
+
+def _int(value: Any) -> int:
+    return int(_ints([value])[0])
 
 
 def _user_defined(traces: Sequence[Rows]) -> list[tuple[str, int, int, int]]:
@@ -472,10 +517,10 @@ def _user_defined(traces: Sequence[Rows]) -> list[tuple[str, int, int, int]]:
                 frame = row["frames"][0]
                 marks.append(
                     (
-                        str(frame.get("filename", "")),
-                        str(frame.get("name", "")),
+                        plain_text(frame.get("filename", "")),
+                        plain_text(frame.get("name", "")),
                         device,
-                        int(row.get("time_us", -1)),
+                        _int(row.get("time_us", -1)),
                     )
                 )
     return _match_spans(marks)
@@ -526,7 +571,7 @@ def _generation(
     blocks = [block for segment in segments for block in segment.get("blocks") or []]
     entries = [trace[0] for trace in traces if trace]
     settings = raw.get("allocator_settings")
-    actions = {str(row.get("action")) for trace in traces for row in trace[:50_000]}
+    actions = {row.get("action") for trace in traces for row in trace[:50_000]}
     entry: set[str] = set().union(*entries) if entries else set()
     if npu or "workspace_snapshot" in actions:
         return "torch_npu"

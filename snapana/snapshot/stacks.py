@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from snapana.plain import plain_text
+
 NO_STACK = "(no stack)"
 
 _UNWINDER = re.compile(r"unwind::unwind|CapturedTraceback::gather|gather_with_cpp|symbolize")
@@ -229,10 +231,12 @@ class StackInterner:
                 "kind": pd.Series(list(map(classify_frame, names, files)), dtype=object),
             }
         )
-        texts = {
-            stack: "".join(map(str, parts))[:20_000] for stack, parts in forward.items() if isinstance(parts, list)
-        }
+        texts = {stack: _forward_text(parts) for stack, parts in forward.items() if isinstance(parts, list)}
         return Stacks(frames, tuple(self._stacks), texts)
+
+
+def _forward_text(parts: list[Any]) -> str:
+    return "".join(plain_text(part, lines=True) for part in parts[:100])[:20_000]
 
 
 def first_occurrence(codes: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
@@ -270,11 +274,9 @@ def _scramble(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _frame_key(frame: Any) -> tuple[str, str, int]:
-    if isinstance(frame, str):
-        return frame, "", 0
     if not isinstance(frame, dict):
-        return str(frame)[:200], "", 0
+        return plain_text(frame), "", 0
     line = frame.get("line", 0)
     # Unknown lines are written as 0 or as -1 in 64 bits.
     known = isinstance(line, int) and 0 <= line < 2**31
-    return str(frame.get("name", "")), str(frame.get("filename", "")), line if known else 0
+    return plain_text(frame.get("name", "")), plain_text(frame.get("filename", "")), line if known else 0

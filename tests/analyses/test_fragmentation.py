@@ -7,7 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from snapana.allocator.settings import AllocatorSettings
-from snapana.analyses.fragmentation import SEVERAL_SITES, fragmentation
+from snapana.analyses.fragmentation import SEVERAL_SITES, course, fragmentation
+from snapana.analyses.pins import pin_age
+from snapana.analyses.steps import steps
 from tests.builders import History, histories
 from tests.conftest import load_sample
 
@@ -125,3 +127,107 @@ def test_by_default_the_instant_is_where_most_is_reserved() -> None:
     found = fragmentation(snapshot, 0)
     assert found.at == "peak_reserved"
     assert found.reserved == int(snapshot.replay[0].curves["reserved"].max())
+
+
+# ---- holes, ages, pairs, course
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(histories(), st.data())
+def test_holes_and_blocks_tile_each_segment(history: History, data: st.DataObject) -> None:
+    if not history.events:
+        return
+    snapshot = history.snapshot()
+    event = data.draw(st.integers(-1, len(history.events) - 1))
+    layout = snapshot.replay[0].layout(event)
+    for number, own in layout.ranges.groupby("segment"):
+        segment = layout.segments.loc[number]
+        ends = own["address"].to_numpy() + own["size"].to_numpy().astype("uint64")
+        assert int(own["address"].iloc[0]) == int(segment["address"])
+        assert int(ends[-1]) == int(segment["address"]) + int(segment["size"])
+        assert (own["address"].to_numpy()[1:] == ends[:-1]).all()
+    assert set(layout.ranges["segment"]) == set(layout.segments.index)
+    found = fragmentation(snapshot, 0, event)
+    assert int(found.holes["bytes"].sum()) == found.cached
+    assert int(found.holes["holes"].sum()) == len(layout.holes)
+    assert int(found.pending["bytes"].sum()) == found.active - found.allocated
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(histories(), st.data())
+def test_freeing_the_pins_of_a_segment_makes_it_releasable(history: History, data: st.DataObject) -> None:
+    """What a pin is said to keep is what the allocator gives back once its blocks are gone."""
+    for addr in [addr for addr, block in history.sim.live.items() if block.pending]:
+        history.complete(addr)
+    history.empty_cache()
+    if not history.events:
+        return
+    before = fragmentation(history.snapshot(), 0, len(history.events) - 1)
+    worst = before.worst
+    default = [
+        row
+        for row in worst.itertuples()
+        if any(
+            run[0].addr <= row.address < run[-1].addr + run[-1].size and run[0].pool.id == (0, 0)
+            for run in history.sim.segments()
+        )
+    ]
+    if not default:
+        return
+    row = data.draw(st.sampled_from(default))
+    low, high = int(row.address), int(row.address) + int(row.size)
+    for addr, block in list(history.sim.live.items()):
+        if addr < high and addr + block.size > low:
+            history.free(addr)
+    after = fragmentation(history.snapshot(), 0, len(history.events) - 1)
+    assert after.releasable >= before.releasable + int(row.pinned)
+
+
+def test_pins_know_their_age() -> None:
+    history = History()
+    big = history.alloc(30 * MIB, "work")
+    history.free(big)
+    born = len(history.events)
+    history.alloc(2 * MIB, "metrics")
+    for _ in range(5):
+        history.free(history.alloc(1000, "step"))
+        history.step()
+    snapshot = history.snapshot()
+    found = fragmentation(snapshot, 0, len(history.events) - 1)
+    (pin,) = found.pins[found.pins["site"].str.endswith(" metrics")].itertuples()
+    assert pin.born == born
+    age = pin_age(snapshot, 0, steps(snapshot, 0), found, pin.born)
+    assert (age.events, age.steps) == (found.event - born, 5)
+    assert age.us == snapshot.replay[0].time_us(found.event) - snapshot.replay[0].time_us(born)
+    assert pin_age(snapshot, 0, steps(snapshot, 0), found, -1).events is None
+
+
+def test_two_sites_that_keep_a_segment_together_are_a_pair() -> None:
+    history = History()
+    history.free(history.alloc(30 * MIB))
+    history.alloc(2 * MIB, "one")
+    history.alloc(2 * MIB, "two")
+    (pair,) = fragmentation(history.snapshot(), 0, len(history.events) - 1).pairs.itertuples()
+    assert {pair.first.split()[-1], pair.second.split()[-1]} == {"one", "two"}
+    assert (pair.pinned, pair.segments) == (26 * MIB, 1)
+
+
+def test_the_course_goes_through_the_extremes() -> None:
+    snapshot = load_sample("frag_3.8")
+    table, curves = course(snapshot, 0), snapshot.replay[0].curves
+    assert table["event"].is_monotonic_increasing
+    assert table["reserved"].max() == curves["reserved"].max()
+    assert table["active"].max() == curves["active"].max()
+    last = table.iloc[-1]
+    assert (int(last["free"]), int(last["unreleasable"])) == (820_909_568, 820_909_568)
+    assert int(last["largest_hole"]) == 64_025_600
+    assert course(load_sample("no_history"), 0)["event"].tolist() == [-1]
+
+
+def test_the_worst_pins_of_a_fragmented_card() -> None:
+    """Worked by hand from the recording."""
+    snapshot = load_sample("frag_3.8")
+    worst = fragmentation(snapshot, 0, len(snapshot.events) - 1).worst.head(3)
+    assert worst["size"].tolist() == [100_663_296] * 3
+    assert worst["pinned"].tolist() == [74_057_216, 65_592_832, 51_761_152]
+    assert worst["blocks"].tolist() == [1, 1, 2]

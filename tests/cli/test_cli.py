@@ -12,10 +12,14 @@ import pytest
 
 from snapana.cli import main
 from tests.builders import History
-from tests.conftest import SAMPLES, truth_of
+from tests.conftest import CHECKOUT, SAMPLES, truth_of
 from tests.test_truth import highest
 
 OOM = str(SAMPLES / "oom_train.pickle.xz")
+
+
+def sample(name: str) -> str:
+    return str(SAMPLES / f"{name}.pickle.xz")
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
@@ -75,9 +79,12 @@ def test_summary_json_is_the_contract(capsys: pytest.CaptureFixture[str]) -> Non
         "peak_reserved",
         "end",
         "fragmentation",
+        "card",
+        "waiting",
         "steps",
         "leaks",
         "oom",
+        "oom_events",
         "churn",
         "categories",
     }
@@ -96,7 +103,12 @@ def test_summary_json_is_the_contract(capsys: pytest.CaptureFixture[str]) -> Non
     assert failure["requested_bytes"] == truth["observer"][1]
     assert failure["device_free_bytes"] == truth["observer"][3]
     assert failure["limit_bytes"] is None
-    assert [finding["code"] for finding in document["findings"]] == ["oom.limit", "peak.largest_site"]
+    assert [finding["code"] for finding in document["findings"]] == [
+        "oom.limit",
+        "churn.retries",
+        "peak.largest_site",
+        "peak.logits",
+    ]
 
 
 def test_top_and_min_size_fold_rows_into_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,3 +224,98 @@ def test_installed_command_runs() -> None:
     )
     assert found.returncode == 2
     assert "Traceback" not in found.stderr
+
+
+# ---- the message, the card, the instant
+
+
+def test_message_fills_in_what_the_file_lacks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("step 3\n" + truth_of("other_process")["oom_message"] + "\n")
+    bare = run_json(capsys, "oom", sample("other_process"))["devices"][0]["oom"][0]
+    told = run_json(capsys, "oom", sample("other_process"), "--message", str(log))["devices"][0]["oom"][0]
+    assert (bare["verdict"], bare["card_bytes"], bare["message"]) == ("capacity", None, None)
+    assert told["verdict"] == "other_processes"
+    assert told["message"]["processes"] == [{"pid": 598, "bytes": int(98.37 * 2**30)}]
+    assert told["other_processes_bytes"] == int(98.37 * 2**30)
+
+
+def test_message_alone_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    text = truth_of("stranded_pool")["oom_message"]
+    found = run_json(capsys, "oom", "--message", text)["devices"][0]["oom"][0]
+    assert (found["event"], found["verdict"]) == (None, "stranded_pool")
+    assert found["allocated_bytes"] == 2**30
+    assert main(["oom", "--message", text]) == 0
+    assert "_dump_snapshot" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["oom"], "usage"),
+        (["oom", "--message", "nothing here"], "message.unreadable"),
+        (["oom", "--message", str(SAMPLES / "README.md")], "message.not_found"),
+        (["peak", OOM, "--at", "noon"], "usage.at"),
+        (["peak", OOM, "--at", "99999999"], "usage.at"),
+        (["fragmentation", str(SAMPLES / "train_adam.pickle.xz"), "--at", "oom"], "usage.at"),
+        (["peak", str(SAMPLES / "frag_basic.pickle.xz"), "--at", "optimizer"], "usage.at"),
+    ],
+)
+def test_what_cannot_be_done_says_why(capsys: pytest.CaptureFixture[str], arguments: list[str], code: str) -> None:
+    assert main([*arguments, "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["error"]["code"] == code
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("at", ["peak", "peak_reserved", "oom", "optimizer", "end", "-1", "100"])
+def test_instants(capsys: pytest.CaptureFixture[str], at: str) -> None:
+    peak = run_json(capsys, "peak", OOM, "--at", at, "--top", "0")["devices"][0]["peak"]
+    cache = run_json(capsys, "fragmentation", OOM, "--at", at)["devices"][0]["fragmentation"]
+    assert (peak["at"], cache["at"]) == (at, at)
+    assert peak["event"] == cache["event"]
+    assert peak["allocated_bytes"] == cache["allocated_bytes"] == sum(site["bytes"] for site in peak["sites"])
+    assert main(["peak", OOM, "--at", at]) == 0
+
+
+@pytest.mark.parametrize("card", [None, "139.8GiB"])
+def test_the_card_closes(capsys: pytest.CaptureFixture[str], card: str | None) -> None:
+    extra = [] if card is None else ["--card", card]
+    found = run_json(capsys, "summary", OOM, *extra)["devices"][0]["card"]
+    known = sum(part["bytes"] or 0 for part in found["parts"])
+    if card is None:
+        assert found["capacity_bytes"] is None
+        assert [part["key"] for part in found["parts"] if part["bytes"] is None] == ["unknown"]
+    else:
+        assert known == found["capacity_bytes"]
+
+
+def test_output_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for output in (str(tmp_path), str(tmp_path / "missing" / "x.html")):
+        assert main(["report", OOM, "-o", output]) == 2
+        assert "output.unwritable" in capsys.readouterr().err
+
+
+def test_a_refused_report_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "x.html"
+    place.write_text("old")
+
+    def fail(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    assert main(["report", OOM, "-o", str(place), "--force"]) == 2
+    assert place.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.html"]
+
+
+def test_help_without_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "Commands:" in capsys.readouterr().out
+
+
+def test_a_closed_pipe_is_no_failure() -> None:
+    command = f"{sys.executable} -m snapana summary {OOM} | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, cwd=CHECKOUT)
+    assert done.stdout.strip().splitlines()[-1] == "0"
+    assert done.stderr == ""

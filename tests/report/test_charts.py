@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from snapana.report.charts import MapRow, Mark, memory_curve, segment_map, step_chart, thin
+from snapana.report.charts import (
+    MapBlock,
+    MapRow,
+    Mark,
+    fragmentation_curve,
+    memory_curve,
+    segment_map,
+    step_chart,
+    thin,
+)
 
 
 @given(arrays.arrays(np.int64, st.integers(1, 5000), elements=st.integers(0, 2**40)), st.integers(1, 50))
@@ -50,11 +59,26 @@ def test_the_shortest_curves_are_drawn(count: int) -> None:
 def test_labels_cannot_break_out() -> None:
     hostile = '"><script>alert(1)</script>'
     assert "<script" not in step_chart(np.arange(5), hostile)
-    assert "<script" not in segment_map([MapRow(100, hostile, [(0, 10)], [])])
+    assert "<script" not in segment_map([MapRow(100, hostile, [MapBlock(0, 10, "c0", hostile)])])
     assert "<script" not in memory_curve(curves(9), [Mark(1, hostile)])
 
 
-def test_blocks_that_touch_are_one_bar() -> None:
-    picture = segment_map([MapRow(1000, "a", [(0, 100), (100, 100), (500, 10)], [(900, 100)])])
-    assert picture.count("M0.0") == 1
-    assert picture.count("z") == 3
+def test_blocks_too_narrow_to_see_are_folded() -> None:
+    tiny = [MapBlock(offset, 512, "c0", f"block {offset}") for offset in range(0, 512 * 100, 512)]
+    picture = segment_map([MapRow(2**30, "a", [*tiny, MapBlock(2**29, 2**28, "c1", "large", pin=True)])])
+    assert "100 blocks, 50.00 KiB" in picture
+    assert picture.count('class="c0"') == 1
+    assert picture.count('class="c1 pin"') == 1
+
+
+def test_blocks_to_scale() -> None:
+    picture = segment_map([MapRow(1000, "a", [MapBlock(500, 250, "c0", "b")]), MapRow(500, "c", [])])
+    assert 'class="c0" x="500.0" y="4" width="250.0"' in picture
+    assert 'x="0" y="19" width="500.0"' in picture
+
+
+def test_course_of_fragmentation_draws_gaps() -> None:
+    used = np.array([np.nan, 0.5, 1.0])
+    picture = fragmentation_curve(np.arange(-1, 2), used, np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.int64))
+    assert picture.startswith("<svg")
+    assert "nan" not in picture.lower()

@@ -88,7 +88,7 @@ def test_figures_are_those_of_the_analyses(name: str) -> None:
         device.peak.allocated,
         device.peak_reserved,
         device.end.allocated,
-        device.fragmentation.unreleasable,
+        device.view.unreleasable,
     ):
         assert f'title="{figure:,} bytes">{format_bytes(figure)}<' in page
     for site in device.peak.sites["bytes"]:

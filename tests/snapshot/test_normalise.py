@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from snapana.analyses.overview import overview
 from snapana.errors import SnapanaError
 from snapana.snapshot.model import Snapshot
 from tests.builders import GENERATIONS, History, generation, model
@@ -158,3 +161,103 @@ def test_values_of_the_wrong_type_are_refused(trouble: dict[str, object]) -> Non
     with pytest.raises(SnapanaError) as caught:
         model(trouble)
     assert caught.value.code == "input.malformed"
+
+
+# ---- values that no PyTorch writes
+
+
+def spoiled(change: str) -> dict[str, Any]:
+    history = History()
+    history.free(history.alloc(3 * 2**20))
+    history.alloc(1000)
+    document = copy.deepcopy(history.document())
+    segment, trace = document["segments"][0], document["device_traces"][0]
+    changes: dict[str, Callable[[], object]] = {
+        "no list of segments": lambda: document.update(segments=None),
+        "segments as a dict": lambda: document.update(segments={}),
+        "a trace that is no list": lambda: document.update(device_traces=[None, {}]),
+        "a segment twice": lambda: document["segments"].append(segment),
+        "a block twice": lambda: segment["blocks"].append(segment["blocks"][0]),
+        "an event twice": lambda: trace.append(trace[0]),
+        "size as text": lambda: trace[0].update(size="123"),
+        "a broken size": lambda: trace[0].update(size=1.5),
+        "no size at all": lambda: trace[0].update(size=None),
+        "size as a list": lambda: trace[0].update(size=[1]),
+        "a negative size": lambda: segment.update(total_size=-1),
+        "a size beyond any card": lambda: trace[0].update(size=2**62),
+        "a segment beyond any card": lambda: segment.update(total_size=2**43),
+        "an address beyond 64 bits": lambda: trace[0].update(addr=2**70),
+        "a device that no machine has": lambda: segment.update(device=10**9),
+        "an action that is no text": lambda: trace[0].update(action=(1, 2)),
+        "a state that is no text": lambda: segment["blocks"][0].update(state=[1]),
+        "a pool of three": lambda: segment.update(segment_pool_id=(0, 0, 0)),
+    }
+    changes[change]()
+    return document
+
+
+CHANGES = [
+    "no list of segments",
+    "segments as a dict",
+    "a trace that is no list",
+    "a segment twice",
+    "a block twice",
+    "an event twice",
+    "size as text",
+    "a broken size",
+    "no size at all",
+    "size as a list",
+    "a negative size",
+    "a size beyond any card",
+    "a segment beyond any card",
+    "an address beyond 64 bits",
+    "a device that no machine has",
+    "an action that is no text",
+    "a state that is no text",
+    "a pool of three",
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_wrong_values_are_refused(change: str) -> None:
+    with pytest.raises(SnapanaError) as error:
+        overview(model(spoiled(change)))
+    assert error.value.code == "input.malformed"
+
+
+def test_endless_lists_in_place_of_names_end_quickly() -> None:
+    history = History()
+    history.alloc(1000)
+    history.step()
+    document = history.document()
+    laugh: list[object] = []
+    for _ in range(60):
+        laugh = [laugh, laugh]
+    event = document["device_traces"][0][-1]
+    event["frames"] = [{"name": laugh, "filename": laugh, "line": laugh}]
+    event["user_metadata"] = event["compile_context"] = laugh
+    for mark in document["external_annotations"]:
+        mark["name"] = laugh
+    document[("a", "b")] = laugh
+    snapshot = model(document)
+    assert snapshot.stacks.frames["name"].tolist()[-1] == "<list>"
+    assert snapshot.annotations["name"].tolist() == ["<list>"]
+
+
+def test_whole_floats_are_numbers() -> None:
+    """JSON of other tools may have them."""
+    history = History()
+    history.alloc(1000)
+    document = history.document()
+    for event in document["device_traces"][0]:
+        event["size"] = float(event["size"])
+    assert model(document).events["size"].tolist() == history.snapshot().events["size"].tolist()
+
+
+def test_events_without_the_final_state_are_never_negative() -> None:
+    history = History()
+    history.alloc(3 * 2**20)
+    document = history.document()
+    del document["segments"]
+    (device,) = overview(model(document)).devices
+    assert min(device.fragmentation.cached, device.fragmentation.releasable) >= 0
