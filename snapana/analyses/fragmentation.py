@@ -32,7 +32,8 @@ class Fragmentation:
         unreleasable: free bytes in a segment (expandable: in a page) that an allocated block keeps.
         pool_held: free bytes in wholly free segments of private pools.
         internal_waste: active - requested.
-        utilization: peak active / peak reserved of the whole window; None where nothing was reserved.
+        utilization: peak active / peak reserved of the whole window; None where nothing was reserved, or where
+            nothing but the final state was recorded.
         pools: one row per (pool, stream, size class): ``pool`` (index), ``stream``, ``size_class``,
             ``segments``, ``reserved``, ``free``, ``unreleasable``, ``holes``, ``largest_hole``, ``external``
             (1 - largest hole / free; None where nothing is free).
@@ -81,6 +82,7 @@ def fragmentation(snapshot: Snapshot, device: int, event: int | None = None, at:
     private = layout.segments["pool"].to_numpy()[pages.segment] != 0
     pool_held = int(pages.free[~pages.pinned & private].sum())
     peak_reserved = int(replay.curves["reserved"].max())
+    told = len(replay.events) > 0 and peak_reserved > 0
     pins, pairs, worst = _pins(snapshot, replay.allocations, layout, pages)
     waiting = layout.ranges["life"].to_numpy()[layout.ranges["state"].to_numpy() == PENDING]
     return Fragmentation(
@@ -95,7 +97,9 @@ def fragmentation(snapshot: Snapshot, device: int, event: int | None = None, at:
         unreleasable=unreleasable,
         pool_held=pool_held,
         internal_waste=active - requested,
-        utilization=int(replay.curves["active"].max()) / peak_reserved if peak_reserved else None,
+        utilization=int(replay.curves["active"].max()) / peak_reserved
+        if peak_reserved and len(replay.events)
+        else None,
         pools=_pools(layout, pages),
         holes=_histogram(layout),
         pins=pins,
