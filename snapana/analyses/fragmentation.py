@@ -97,9 +97,7 @@ def fragmentation(snapshot: Snapshot, device: int, event: int | None = None, at:
         unreleasable=unreleasable,
         pool_held=pool_held,
         internal_waste=active - requested,
-        utilization=int(replay.curves["active"].max()) / peak_reserved
-        if peak_reserved and len(replay.events)
-        else None,
+        utilization=int(replay.curves["active"].max()) / peak_reserved if told else None,
         pools=_pools(layout, pages),
         holes=_histogram(layout),
         pins=pins,
