@@ -6,9 +6,7 @@ to 2.14, and the forks for Ascend (torch_npu) and Intel (XPU).
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -24,6 +22,7 @@ from snapana.errors import SnapanaError
 from snapana.plain import plain_text
 from snapana.snapshot.model import ACTION_CODE, ACTIONS, DEFAULT_POOL, InputInfo, Snapshot
 from snapana.snapshot.stacks import StackInterner, Stacks, first_occurrence
+from snapana.snapshot.unpickle import without_gc
 
 IntArray = npt.NDArray[np.int64]
 Rows = Sequence[Mapping[str, Any]]
@@ -58,23 +57,11 @@ def normalise(document: object, info: InputInfo) -> Snapshot:
         SnapanaError: ``input.not_a_snapshot``, ``input.malformed`` or ``input.no_history``.
 
     """
-    with _without_gc():
+    with without_gc():
         try:
             return _normalise(_as_snapshot_dict(document, info), info)
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError, IndexError) as error:
             raise _malformed(info, f"{type(error).__name__}: {plain_text(str(error))[:120]}") from error
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """Millions of live dicts make every collection long and none of them garbage."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _malformed(info: InputInfo, what: str) -> SnapanaError:

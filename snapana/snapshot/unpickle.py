@@ -66,7 +66,7 @@ def load_pickle(data: bytes | memoryview) -> object:
             ``input.truncated``, ``input.corrupt`` or ``input.too_large``.
 
     """
-    with _without_gc(), _without_extensions(), _bounded_memory(len(data)):
+    with without_gc(), _without_extensions(), _bounded_memory(len(data)):
         try:
             return _PlainUnpickler(io.BytesIO(data), buffers=None).load()
         except SnapanaError:
@@ -112,8 +112,8 @@ def _explain(error: Exception) -> SnapanaError:
 
 
 @contextmanager
-def _without_gc() -> Iterator[None]:
-    """Collections while millions of objects are built take three times as long, and find nothing."""
+def without_gc() -> Iterator[None]:
+    """Switch collections off: while millions of objects are built they take three times as long, and find nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
