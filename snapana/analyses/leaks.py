@@ -13,38 +13,61 @@ from snapana.analyses.steps import Steps
 from snapana.snapshot.model import Snapshot
 
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 # Fewer steps than this show no trend.
 MIN_STEPS = 4
-# So few steps are judged only where each adds exactly the same; more may vary: warm-up takes two of them, and
-# the last one is still in use.
+# Over so few steps a site is judged only where each adds exactly the same: warm-up takes some of them, and what the
+# last one made is still in use.
 STRICT_STEPS = 5
+# So many steps must leave blocks behind.
 MIN_GROWTHS = 3
-# Pairs of steps that the robust slope looks at; beyond it steps are thinned out.
+# And so many where steps were guessed: a loop that collects its results looks the same.
+UNSURE_GROWTHS = 24
+SURE = 0.75
+# Without steps the window is cut into so many parts of equal time.
+TIME_SLICES = 40
+# Of blocks that outlive a few steps so many may be freed after all: those of a leak never are.
+_MORTAL = 0.2
+# Growth over this share of what survived counts as growth, over less as replacement.
+_REAL = 0.5
 MAX_SLOPE_STEPS = 400
+
+KINDS = ("leak", "unsure", "cache_bounded", "freed_late", "warm_up", "one_off")
 
 
 @dataclass(frozen=True)
 class Leaks:
-    """What grows.
+    """What grows, and what only looks so.
 
     Attributes:
-        judged: False where the steps are too few or unknown.
+        judged: False where the steps are too few, and no times are recorded either.
+        source: what the boundaries are: the source of the steps, or ``equal parts of time``.
         steps: number of steps looked at, after warm-up.
+        warm_up: steps that belong to it.
         table: one row per leaking site, by requested bytes: ``site``, ``file``, ``line``, ``function``,
-            ``bytes_per_step`` (requested, robust slope), ``block_bytes_per_step`` (occupied),
-            ``blocks_per_step``, ``steps``, ``total`` (requested bytes of the survivors), ``confidence``
-            (0 to 1), ``stack``, ``code`` (number of the site).
+            ``bytes_per_step`` (requested), ``block_bytes_per_step`` (occupied), ``blocks_per_step``, ``steps``,
+            ``total`` (requested bytes of the survivors), ``confidence`` (0 to 1), ``stack``, ``code`` (number of the
+            site), ``period`` (steps between growths), ``first_event`` and ``last_event`` (allocation of the first and
+            last survivor), ``freed`` (survivors' siblings that were freed), ``freed_at`` (the line that freed most of
+            them, empty if none or unknown).
+        retained: sites that kept blocks of several steps, but do not leak: ``site``, ``kind`` (of ``KINDS``),
+            ``requested`` (of the survivors), ``blocks``, ``code``; the largest first.
         boundaries: event at each step's end.
         live: requested bytes at each boundary, one row per row of ``table``.
+        births: blocks that survive by the step of their allocation, one row per row of ``table``.
 
     """
 
     judged: bool
+    source: str
     steps: int
+    warm_up: int
     table: pd.DataFrame
+    retained: pd.DataFrame
     boundaries: IntArray
     live: IntArray
+    births: IntArray
 
 
 _COLUMNS = (
@@ -60,7 +83,13 @@ _COLUMNS = (
     "confidence",
     "stack",
     "code",
+    "period",
+    "first_event",
+    "last_event",
+    "freed",
+    "freed_at",
 )
+_RETAINED = ("site", "kind", "requested", "blocks", "code")
 
 
 def leaks(snapshot: Snapshot, device: int, steps: Steps) -> Leaks:
@@ -69,71 +98,227 @@ def leaks(snapshot: Snapshot, device: int, steps: Steps) -> Leaks:
     Args:
         snapshot: the file.
         device: ordinal.
-        steps: as of ``steps``.
+        steps: as of ``steps``; without any the window is cut into equal parts of time.
 
     """
     boundaries = np.asarray(steps.table["end_event"].to_numpy(), dtype=np.int64)
-    nothing = pd.DataFrame(columns=list(_COLUMNS))
+    source, sure = steps.source, steps.confidence
+    if not len(boundaries):
+        boundaries, source, sure = _slices(snapshot, device), "equal parts of time", 0.5
     if len(boundaries) < MIN_STEPS:
-        return Leaks(False, len(boundaries), nothing, boundaries, np.zeros((0, len(boundaries)), dtype=np.int64))
-    lives = snapshot.replay[device].allocations
-    codes = site_codes(snapshot, lives)
-    count = len(site_list(snapshot))
-    live = _live_at(lives, codes, count, boundaries, lives["requested"].to_numpy())
-    survived = _survivors(lives, codes, count, boundaries)
-    warm = 2 if len(boundaries) > STRICT_STEPS else 1
-    grows = _grows if len(boundaries) >= STRICT_STEPS else _grows_evenly
-    rows = [code for code in np.flatnonzero(survived.any(axis=1)).tolist() if grows(live[code], survived[code], warm)]
-    table = _table(snapshot, lives, codes, rows, boundaries, live, warm)
-    return Leaks(True, len(boundaries) - warm, table, boundaries, live[table["code"].to_numpy(dtype=np.int64)])
+        return _not_judged(steps.source, boundaries)
+    lives = _Lives(snapshot, device, boundaries)
+    warm = warm_up(lives.total())
+    found, kept = [], []
+    for code in lives.candidates():
+        one = _Site(lives, code, warm, MIN_GROWTHS if sure >= SURE else UNSURE_GROWTHS)
+        kind = one.kind()
+        if kind == "leak":
+            found.append(one)
+        elif kind:
+            kept.append((one.label, kind, one.survivor_bytes, one.survivor_count, code))
+    table = _table(snapshot, device, found, sure)
+    order = table.pop("order").to_numpy(dtype=np.int64)
+    retained = pd.DataFrame(kept, columns=list(_RETAINED))
+    return Leaks(
+        judged=True,
+        source=source,
+        steps=len(boundaries) - warm,
+        warm_up=warm,
+        table=table,
+        retained=retained.sort_values(["requested", "site"], ascending=[False, True], ignore_index=True),
+        boundaries=boundaries,
+        live=_stacked([found[number].live for number in order], len(boundaries)),
+        births=_stacked([found[number].births for number in order], len(boundaries)),
+    )
 
 
-def _live_at(lives: pd.DataFrame, codes: IntArray, count: int, boundaries: IntArray, weight: IntArray) -> IntArray:
-    """Sum ``weight`` by site of what is alive at each boundary: shape (sites, boundaries)."""
-    first = np.searchsorted(boundaries, lives["alloc"].to_numpy(), side="left")
-    freed = lives["free_requested"].to_numpy()
-    last = np.where(freed == -1, len(boundaries), np.searchsorted(boundaries, freed, side="left"))
-    seen = last > first
-    delta = np.zeros((count, len(boundaries) + 1), dtype=np.int64)
-    np.add.at(delta, (codes[seen], first[seen]), weight[seen])
-    np.subtract.at(delta, (codes[seen], last[seen]), weight[seen])
-    return np.cumsum(delta, axis=1)[:, :-1]
+def _stacked(rows: list[IntArray], width: int) -> IntArray:
+    return np.array(rows, dtype=np.int64).reshape(len(rows), width)
 
 
-def _survivors(lives: pd.DataFrame, codes: IntArray, count: int, boundaries: IntArray) -> IntArray:
-    """Count blocks by site and step of birth that are alive at the last boundary."""
-    born, freed = lives["alloc"].to_numpy(), lives["free_requested"].to_numpy()
-    alive = (born <= boundaries[-1]) & ((freed == -1) | (freed > boundaries[-1]))
-    table = np.zeros((count, len(boundaries)), dtype=np.int64)
-    step = np.searchsorted(boundaries, born[alive], side="left")
-    np.add.at(table, (codes[alive], step), 1)
-    return table
+def _not_judged(source: str, boundaries: IntArray) -> Leaks:
+    nothing = np.zeros((0, len(boundaries)), dtype=np.int64)
+    table, retained = pd.DataFrame(columns=list(_COLUMNS)), pd.DataFrame(columns=list(_RETAINED))
+    return Leaks(False, source, len(boundaries), 0, table, retained, boundaries, nothing, nothing)
 
 
-def _grows(live: IntArray, survived: IntArray, warm: int) -> bool:
-    """Judge one site: steps after warm-up keep leaving blocks behind, to the end, and live bytes rise.
+def _slices(snapshot: Snapshot, device: int) -> IntArray:
+    """Cut the window into parts of equal time; none where times are not recorded."""
+    times = snapshot.replay[device].events["time_us"].to_numpy()
+    if len(times) < 10 * TIME_SLICES or int(times[0]) < 0:
+        return np.zeros(0, dtype=np.int64)
+    cuts = np.linspace(int(times[0]), int(times[-1]), TIME_SLICES + 1)[1:]
+    return np.unique(np.searchsorted(times, cuts, side="right") - 1).astype(np.int64)
 
-    The last step is left out: what it made is still in use.
+
+def warm_up(total: IntArray) -> int:
+    """Find how many steps warm-up takes, from what is allocated at each step's end.
+
+    Its steps differ from the usual change of the later ones: they make optimizer state, workspaces, caches. It takes
+    at most a third of the steps, and at least one, of more than five two.
     """
-    middle = survived[warm:-1]
-    hits = np.flatnonzero(middle)
-    if len(hits) < MIN_GROWTHS:
-        return False
-    period = int(np.median(np.diff(hits)))
-    regular = int(np.diff(hits).max()) <= 2 * period
-    recent = len(middle) - 1 - int(hits[-1]) <= 2 * period
-    spread = int(hits[-1] - hits[0]) + period >= len(middle) / 2
-    tail = live[warm:]
-    window = max(1, 2 * period)
-    lows = np.array([tail[start : start + window].min() for start in range(0, len(tail), window)])
-    rising = bool((np.diff(lows) > 0).mean() >= 0.75) if len(lows) > 1 else False
-    return regular and recent and spread and rising
+    count = len(total)
+    least = 1 if count <= STRICT_STEPS else 2
+    change = np.diff(total)
+    late = change[len(change) // 2 :]
+    usual = float(np.median(late))
+    spread = 3 * float(np.median(np.abs(late - usual))) + 0.002 * float(total.max(initial=1))
+    odd = np.flatnonzero(np.abs(change[: count // 3] - usual) > spread)
+    return max(least, int(odd[-1]) + 1 if len(odd) else 0)
 
 
-def _grows_evenly(live: IntArray, survived: IntArray, warm: int) -> bool:
-    """Judge one site over very few steps: each of them leaves blocks behind, and adds the same bytes."""
-    growth = np.diff(live)
-    return bool((survived[warm:] > 0).all() and growth[0] > 0 and (growth == growth[0]).all())
+class _Lives:
+    """All allocations of a device by site and step."""
+
+    def __init__(self, snapshot: Snapshot, device: int, boundaries: IntArray) -> None:
+        self.frame = snapshot.replay[device].allocations
+        self.boundaries = boundaries
+        self.count = len(boundaries)
+        self.codes = site_codes(snapshot, self.frame)
+        self.sites = site_list(snapshot)
+        self.requested = self.frame["requested"].to_numpy()
+        self.size = self.frame["size"].to_numpy()
+        # Step of birth and of death: the one whose end is the first at or after it; `count` is after the last.
+        self.birth = np.searchsorted(boundaries, self.frame["alloc"].to_numpy(), side="left")
+        freed = self.frame["free_requested"].to_numpy()
+        self.death = np.where(freed == -1, self.count, np.searchsorted(boundaries, freed, side="left"))
+        self.survives = (self.birth < self.count) & (self.death == self.count)
+        order = np.argsort(self.codes, kind="stable")
+        self._order = order
+        self._first = np.searchsorted(self.codes[order], np.arange(len(self.sites) + 1))
+
+    def rows(self, code: int) -> IntArray:
+        """Give the rows of a site, in order of their allocation."""
+        return self._order[self._first[code] : self._first[code + 1]]
+
+    def total(self) -> IntArray:
+        """Sum occupied bytes at each boundary."""
+        return self.alive(np.arange(len(self.frame)), self.size)
+
+    def alive(self, rows: IntArray, weight: IntArray) -> IntArray:
+        """Sum ``weight`` of the rows' allocations that are alive at each boundary."""
+        delta = np.zeros(self.count + 1, dtype=np.int64)
+        seen = rows[self.death[rows] > self.birth[rows]]
+        np.add.at(delta, self.birth[seen], weight[seen])
+        np.subtract.at(delta, self.death[seen], weight[seen])
+        return np.cumsum(delta)[:-1]
+
+    def candidates(self) -> list[int]:
+        """Give the sites with survivors of several steps."""
+        alive = np.flatnonzero(self.survives & (self.frame["alloc"].to_numpy() >= 0))
+        pairs = np.unique(self.codes[alive] * (self.count + 1) + self.birth[alive])
+        codes, counts = np.unique(pairs // (self.count + 1), return_counts=True)
+        return [int(code) for code in codes[counts >= 2]]
+
+
+class _Site:
+    """One site over the steps."""
+
+    def __init__(self, lives: _Lives, code: int, warm: int, least: int) -> None:
+        self.lives = lives
+        self.least = least
+        self.code = code
+        self.warm = warm
+        self.site = lives.sites[code]
+        self.label = self.site.label
+        self.rows = lives.rows(code)
+        self.survivors = self.rows[lives.survives[self.rows]]
+        # What the last step made is still in use, and what warm-up made is expected.
+        birth = lives.birth[self.survivors]
+        self.late = self.survivors[(birth >= warm) & (birth < lives.count - 1)]
+        self.births = np.bincount(birth, minlength=lives.count)[: lives.count]
+        self.live = lives.alive(self.rows, lives.requested)
+        self.hits = np.flatnonzero(self.births[: lives.count - 1])
+        self.hits = self.hits[self.hits >= warm]
+        self.survivor_bytes = int(lives.requested[self.survivors].sum())
+        self.survivor_count = len(self.survivors)
+
+    @property
+    def period(self) -> int:
+        """Steps between growths, usually."""
+        return int(np.median(np.diff(self.hits))) if len(self.hits) > 1 else 1
+
+    def kind(self) -> str:
+        """Judge the site: one of ``KINDS``; empty for one that is not worth a word."""
+        if self.lives.count < STRICT_STEPS:
+            return "leak" if self._grows_evenly() else ""
+        if len(self.hits) < self.least:
+            return self._few()
+        if not self._recent():
+            return "cache_bounded"
+        if self._mortal() > _MORTAL:
+            return "freed_late"
+        return "leak" if self._regular() and self._grows() else "cache_bounded"
+
+    def _few(self) -> str:
+        if len(self.hits) >= MIN_GROWTHS and self._recent() and self._regular() and self._mortal() <= _MORTAL:
+            return "unsure" if self._grows() else "cache_bounded"
+        if len(self.hits):
+            return "one_off"
+        return "warm_up" if (self.births[: self.warm] > 0).sum() > 1 else ""
+
+    def _recent(self) -> bool:
+        """Whether it goes on to the end: the last growth is no further back than two periods."""
+        return self.lives.count - 2 - int(self.hits[-1]) <= 2 * self.period
+
+    def _regular(self) -> bool:
+        gaps = np.diff(self.hits)
+        return int(gaps.max()) <= max(3 * self.period, self.period + 2)
+
+    def _mortal(self) -> float:
+        """Give the share of blocks that lived past a few steps and were freed after all."""
+        birth, death = self.lives.birth[self.rows], self.lives.death[self.rows]
+        few = max(2, self.period)
+        judged = (birth >= self.warm) & (birth < self.lives.count - 1 - few)
+        old = judged & (death - birth > few)
+        freed = old & (death < self.lives.count)
+        return float(freed.sum()) / max(int(old.sum()), 1)
+
+    def _grows(self) -> bool:
+        """Whether live bytes rise by what survives, and at the end as at the beginning: no replacement, no filling."""
+        start = int(self.hits[0])
+        before = float(np.median(self.live[self.warm - 1 : start])) if start >= self.warm else 0.0
+        before = float(self.live[max(start - 1, 0)]) if start <= self.warm else before
+        tail = self.live[start:]
+        window = max(2, self.period)
+        added = np.bincount(
+            self.lives.birth[self.late], weights=self.lives.requested[self.late], minlength=self.lives.count
+        )
+        gained = float(added[start:].sum())
+        if gained <= 0 or float(tail[-window:].min()) - before < _REAL * gained:
+            return False
+        thirds = np.array_split(added[start : int(self.hits[-1]) + self.period], 3)
+        means = [float(part.mean()) for part in thirds if len(part)]
+        return means[-1] >= 0.5 * float(np.mean(means))
+
+    def _grows_evenly(self) -> bool:
+        """Judge over very few steps: each of them leaves blocks behind, and adds the same bytes."""
+        growth = np.diff(self.live)
+        after = self.births[1:]
+        return bool((after > 0).all() and growth[0] > 0 and (growth == growth[0]).all())
+
+    def per_step(self) -> tuple[float, float, float]:
+        """Give requested bytes, occupied bytes and blocks that a step leaves behind: medians, over the period."""
+        if self.lives.count < STRICT_STEPS:
+            occupied = self.lives.alive(self.rows, self.lives.size)
+            count = self.lives.alive(self.rows, np.ones(len(self.lives.frame), dtype=np.int64))
+            return robust_slope(self.live), robust_slope(occupied), robust_slope(count)
+        gap = (int(self.hits[-1]) - int(self.hits[0])) / (len(self.hits) - 1)
+        birth = self.lives.birth[self.late]
+        sums = (
+            np.bincount(birth, weights=weight, minlength=self.lives.count)[self.hits]
+            for weight in (self.lives.requested[self.late], self.lives.size[self.late], np.ones(len(self.late)))
+        )
+        requested, size, blocks = (float(np.median(values)) / gap for values in sums)
+        return requested, size, blocks
+
+    def confidence(self) -> float:
+        """Say how sure it is: how many of the growths came when they were due, fewer steps count less."""
+        if self.lives.count < STRICT_STEPS:
+            return 0.5
+        due = (int(self.hits[-1]) - int(self.hits[0])) / self.period + 1
+        return min(1.0, len(self.hits) / due) * min(1.0, 0.5 + len(self.hits) / 12)
 
 
 def robust_slope(values: IntArray) -> float:
@@ -144,46 +329,49 @@ def robust_slope(values: IntArray) -> float:
     return float(np.median((thin[right] - thin[left]) / (right - left))) / step
 
 
-def _table(
-    snapshot: Snapshot,
-    lives: pd.DataFrame,
-    codes: IntArray,
-    rows: list[int],
-    boundaries: IntArray,
-    live: IntArray,
-    warm: int,
-) -> pd.DataFrame:
-    if not rows:
-        return pd.DataFrame(columns=list(_COLUMNS))
-    sites = site_list(snapshot)
-    chosen = np.isin(codes, rows)
-    own, own_codes = lives[chosen], codes[chosen]
-    sizes = _live_at(own, own_codes, len(sites), boundaries, own["size"].to_numpy())
-    blocks = _live_at(own, own_codes, len(sites), boundaries, np.ones(len(own), dtype=np.int64))
-    found = []
-    for code in rows:
-        site = sites[code]
-        mine = own[own_codes == code]
-        freed = mine["free_requested"].to_numpy()
-        survivors = mine[(mine["alloc"].to_numpy() > boundaries[warm - 1]) & (freed == -1)]
-        growths = np.diff(live[code][warm:])
-        slope = robust_slope(live[code][warm:])
-        agreement = float((growths > 0).mean()) if slope else 0.0
-        found.append(
+def _table(snapshot: Snapshot, device: int, found: list[_Site], sure: float) -> pd.DataFrame:
+    rows = []
+    for number, one in enumerate(found):
+        requested, size, blocks = one.per_step()
+        after = one.survivors[one.lives.birth[one.survivors] >= one.warm]
+        born = one.lives.frame["alloc"].to_numpy()[after]
+        stacks = one.lives.frame["stack"].to_numpy()[after]
+        freed, freed_at = _usual_end(snapshot, device, one)
+        rows.append(
             (
-                site.label,
-                site.file,
-                site.line,
-                site.function,
-                slope or float(live[code][-1] - live[code][warm]) / (len(boundaries) - 1 - warm),
-                robust_slope(sizes[code][warm:]),
-                robust_slope(blocks[code][warm:]),
-                len(boundaries) - warm,
-                int(survivors["requested"].sum()),
-                round(max(agreement, 0.5), 2) if len(boundaries) >= STRICT_STEPS else 0.5,
-                int(survivors["stack"].mode().iloc[0]) if len(survivors) else -1,
-                code,
+                one.label,
+                one.site.file,
+                one.site.line,
+                one.site.function,
+                requested,
+                size,
+                blocks,
+                one.lives.count - one.warm,
+                int(one.lives.requested[after].sum()),
+                round(one.confidence() * sure, 2),
+                int(pd.Series(stacks).mode().iloc[0]) if len(stacks) else -1,
+                one.code,
+                one.period,
+                int(born.min()) if len(born) else -1,
+                int(born.max()) if len(born) else -1,
+                freed,
+                freed_at,
+                number,
             )
         )
-    table = pd.DataFrame(found, columns=list(_COLUMNS))
+    table = pd.DataFrame(rows, columns=[*_COLUMNS, "order"])
     return table.sort_values(["bytes_per_step", "site"], ascending=[False, True], ignore_index=True)
+
+
+def _usual_end(snapshot: Snapshot, device: int, one: _Site) -> tuple[int, str]:
+    """Say how many of the site's blocks were freed, and by which line most of them; "" where that is not recorded."""
+    freed = one.lives.frame["free_requested"].to_numpy()[one.rows]
+    events = snapshot.replay[device].events["stack"].to_numpy()
+    mine = freed[freed >= 0]
+    stacks = events[mine]
+    own = one.lives.frame["stack"].to_numpy()[one.rows][freed >= 0]
+    # Where only allocations have a context, frees carry that of the allocation.
+    told = (stacks >= 0) & (stacks != own)
+    if not told.any():
+        return len(mine), ""
+    return len(mine), snapshot.stacks.site(int(pd.Series(stacks[told]).mode().iloc[0])).label
