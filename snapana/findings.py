@@ -57,6 +57,9 @@ def judge(results: Overview) -> list[Finding]:
             *_window(results.snapshot, device),
             *_out_of_memory(device),
             *_leaks(device),
+            *_caches(device),
+            *_varying(device),
+            *_categories(device),
             *_utilization(results.snapshot, device),
             *_pins(device),
             *_rounding(results.snapshot, device),
@@ -212,27 +215,156 @@ def _defragment(snapshot: Snapshot) -> str:
 
 def _leaks(device: DeviceOverview) -> list[Finding]:
     table = device.leaks.table
-    if not len(table):
-        return []
+    if _is_retained_graph(device):
+        return [_retained_graph(device)]
     found = []
     for row in rows(table):
         growth = float(row.bytes_per_step)
+        sure = "" if device.leaks.source == device.steps.source else f" Steps are {device.leaks.source}."
+        usual = f" Its other blocks are usually freed at {row.freed_at}; these were not." if row.freed_at else ""
         found.append(
             Finding(
                 "leak.growth",
                 "high" if growth >= _MIB else "medium",
                 device.device,
                 int(row.total),
-                f"{row.site} keeps {format_bytes(growth)} more with every step ({row.blocks_per_step:.3g} blocks, "
-                f"{format_bytes(row.block_bytes_per_step)} with rounding), over {row.steps} steps.",
-                "Something keeps a reference to what this line makes: a list, a hook, a loss that is summed with its "
-                "graph (use .detach() or .item()). The line that holds it may be elsewhere.",
+                f"{row.site} keeps {format_bytes(growth)} more with every step ({_blocks(row.blocks_per_step)}, "
+                f"{format_bytes(row.block_bytes_per_step)} with rounding), over {row.steps} steps.{usual}{sure}",
+                "Something keeps a reference to what this line makes: a list, a hook, a cache without a bound. The "
+                "line that holds it may be elsewhere.",
                 {
                     "site": row.site,
                     "bytes_per_step": growth,
                     "blocks_per_step": float(row.blocks_per_step),
                     "confidence": float(row.confidence),
+                    "steps_until_full": device.step_course.projection if device.step_course else None,
                 },
+            )
+        )
+    return found
+
+
+def _retained_graph(device: DeviceOverview) -> Finding:
+    """Report lines that grow together as the one thing that they are."""
+    table = device.leaks.table
+    growth = float(table["bytes_per_step"].sum())
+    first = table.iloc[0]
+    return Finding(
+        "leak.growth",
+        "high" if growth >= _MIB else "medium",
+        device.device,
+        int(table["total"].sum()),
+        f"{len(table)} lines of the forward pass keep {format_bytes(growth)} more with every step together, most of it "
+        f"{first['site']} ({format_bytes(float(first['bytes_per_step']))}): a graph is retained.",
+        "The line that keeps it alive is elsewhere, and allocates next to nothing itself: look for a loss or output "
+        "that is summed or stored with its graph, and use .item() or .detach().",
+        {
+            "sites": table["site"].tolist(),
+            "bytes_per_step": growth,
+            "blocks_per_step": float(table["blocks_per_step"].sum()),
+            "confidence": float(table["confidence"].min()),
+            "steps_until_full": device.step_course.projection if device.step_course else None,
+        },
+    )
+
+
+def _is_retained_graph(device: DeviceOverview) -> bool:
+    """Whether what grows is activations of several lines: nobody keeps those one by one."""
+    codes = device.leaks.table["code"]
+    return len(codes) >= 3 and float(device.growing_activations) > 0.5
+
+
+def _blocks(count: float) -> str:
+    return "1 block" if count == 1 else f"{count:.3g} blocks"
+
+
+def _caches(device: DeviceOverview) -> list[Finding]:
+    """Name what fills up or is replaced: it looks like a leak, and is none."""
+    kept = device.leaks.retained
+    bounded = kept[(kept["kind"] == "cache_bounded") & (kept["requested"] >= 16 * _MIB)]
+    return [
+        Finding(
+            "leak.cache_bounded",
+            "info",
+            device.device,
+            int(row.requested),
+            f"{row.site} holds {format_bytes(int(row.requested))} in {format_count(int(row.blocks))} blocks of several "
+            "steps, but no longer grows: a cache, no leak.",
+            "",
+            {"site": row.site, "blocks": int(row.blocks)},
+        )
+        for row in rows(bounded.head(3))
+    ]
+
+
+def _varying(device: DeviceOverview) -> list[Finding]:
+    """Say what most suspected leaks are: steps of different size."""
+    course = device.step_course
+    if course is None or not course.varies or len(device.leaks.table):
+        return []
+    fatal = device.fatal_oom
+    failed = " The step that failed asked for the largest blocks so far." if fatal is not None else ""
+    return [
+        Finding(
+            "growth.varying_peaks",
+            "info",
+            device.device,
+            course.trends[1].high - course.trends[1].low,
+            f"Not a leak: step ends are flat at {format_bytes(course.trends[0].high)}, step peaks vary "
+            f"{course.ratio:.1f}x.{failed}",
+            "Bound the largest step: cut or bucket long sequences, or make the largest batch first, so that memory is "
+            "reserved in one piece.",
+            {"lowest_peak_bytes": course.trends[1].low, "highest_peak_bytes": course.trends[1].high},
+        )
+    ]
+
+
+def _categories(device: DeviceOverview) -> list[Finding]:
+    total = device.categories.total
+    if not total:
+        return []
+    found = []
+    activations = device.categories.bytes["activations"]
+    if activations >= 0.5 * total and activations >= 256 * _MIB:
+        found.append(
+            Finding(
+                "peak.activations_dominate",
+                "low" if device.oom else "info",
+                device.device,
+                activations,
+                f"Activations are {format_bytes(activations)} of the {format_bytes(total)} at the peak "
+                f"({activations / total:.0%}).",
+                f"Activation checkpointing recomputes most of them; half the micro-batch with twice the accumulation "
+                f"steps saves about {format_bytes(activations / 2)}; a lower precision halves them too.",
+                {"activations_bytes": activations},
+            )
+        )
+    workspaces = device.categories.bytes["workspace"]
+    if workspaces >= 256 * _MIB and workspaces >= 0.1 * total:
+        found.append(
+            Finding(
+                "peak.fragment_workspace",
+                "low",
+                device.device,
+                workspaces,
+                f"Workspaces of cuBLAS and cuDNN hold {format_bytes(workspaces)} ({workspaces / total:.0%}): one for "
+                "each handle and stream.",
+                "Use fewer streams, or smaller ones: CUBLAS_WORKSPACE_CONFIG=:4096:2.",
+                {"workspace_bytes": workspaces},
+            )
+        )
+    kept = device.kept_gradients
+    if kept >= 64 * _MIB and kept >= 0.05 * total:
+        found.append(
+            Finding(
+                "peak.gradients_kept",
+                "low",
+                device.device,
+                kept,
+                f"{format_bytes(kept)} of gradients of the step before were alive at the peak.",
+                "Call optimizer.zero_grad(set_to_none=True) right after optimizer.step(), not before the backward "
+                "pass.",
+                {"gradients_bytes": kept},
             )
         )
     return found
@@ -492,6 +624,7 @@ def _title(device: DeviceOverview) -> str:
 
 
 def _filled(device: DeviceOverview) -> str:
+    """Say what filled the card: by category where that says something, then by line."""
     fatal = device.fatal_oom
     live = fatal.live if fatal is not None else device.peak
     if not live.allocated:
@@ -500,8 +633,12 @@ def _filled(device: DeviceOverview) -> str:
         f"{row.site} {format_bytes(int(row.bytes))} ({int(row.bytes) / live.allocated:.0%})"
         for row in rows(live.sites.head(3))
     ]
-    when = "When it failed" if fatal is not None else "At the peak"
-    return f"{when}, {format_bytes(live.allocated)} was allocated, most of it by {'; '.join(top)}."
+    when = "When it failed" if fatal is not None else "At the peak" if device.at == "peak" else "At that instant"
+    kinds = device.failed_categories if fatal is not None else device.categories
+    largest = sorted(((size, name) for name, size in kinds.bytes.items() if name != "other"), reverse=True)[:3]
+    named = [f"{name} {format_bytes(size)} ({size / live.allocated:.0%})" for size, name in largest if size]
+    what = f": {', '.join(named)}" if named and kinds.bytes["other"] < live.allocated / 2 else ""
+    return f"{when}, {format_bytes(live.allocated)} was allocated{what}. Most of it by {'; '.join(top)}."
 
 
 def _cause(device: DeviceOverview) -> str:

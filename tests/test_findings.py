@@ -32,12 +32,13 @@ FOUND = {
     "leak_small": [("medium", "leak.growth")],
     "llm_oom": [
         ("high", "oom.fragmentation"),
+        ("low", "peak.activations_dominate"),
         ("low", "churn.retries"),
         ("low", "fragmentation.pins"),
         ("low", "peak.logits"),
     ],
     "no_history": [("medium", "window.no_history")],
-    "oom_train": [("high", "oom.limit"), ("low", "churn.retries")],
+    "oom_train": [("high", "oom.limit"), ("low", "peak.activations_dominate"), ("low", "churn.retries")],
     "other_stream": [("high", "oom.stranded_pool"), ("medium", "fragmentation.pins")],
     "retried": [("medium", "oom.limit"), ("low", "churn.retries")],
     "stranded_pool": [("high", "oom.stranded_pool")],
@@ -130,3 +131,22 @@ def test_ranked_by_severity_then_size() -> None:
     for name in FOUND:
         ranks = [order.index(finding.severity) for finding in findings_of(name)]
         assert ranks == sorted(ranks)
+
+
+def test_varying_peaks_in_words() -> None:
+    found = one("growth.varying_peaks", "llm_oom")
+    assert found.severity == "info"
+    assert "Not a leak: step ends are flat at 10.08 GiB, step peaks vary 2.4x" in found.message
+    assert "The step that failed asked for the largest blocks so far" in found.message
+
+
+def test_a_retained_graph_is_one_finding() -> None:
+    history = History()
+    kept: list[int] = []
+    for _ in range(10):
+        kept += [history.alloc(size * MIB, site) for size, site in ((4, "embed"), (3, "attend"), (2, "mlp"))]
+        history.step()
+    found = [finding for finding in judge(overview(history.snapshot())) if finding.code == "leak.growth"]
+    assert len(found) == 1
+    assert found[0].evidence["bytes_per_step"] == 9 * MIB
+    assert "elsewhere" in found[0].advice

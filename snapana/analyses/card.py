@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from snapana.analyses.categories import Categories
 from snapana.analyses.failure import Facts, OutOfMemory
 from snapana.analyses.fragmentation import Fragmentation
-from snapana.analyses.peak import Peak
-from snapana.frames import rows
-
-# So many sites have a part of their own.
-SITES = 4
 
 
 @dataclass(frozen=True)
@@ -18,10 +14,10 @@ class CardPart:
     """A part of the card.
 
     Attributes:
-        key: what it is, stable: ``live``, ``live_others``, ``pending``, ``holes``, ``other_streams``,
+        key: what it is, stable: ``live``, ``pending``, ``holes``, ``other_streams``,
             ``releasable``, ``pool_held``, ``outside``, ``other_processes``, ``driver_free``, ``not_pytorch`` (the
             last three, not told apart) or ``unknown``.
-        name: what people read.
+        name: what people read; of ``live`` the category.
         bytes: its size, None if not known.
         hint: what would tell, where something is not known.
 
@@ -53,12 +49,12 @@ class CardUse:
     parts: tuple[CardPart, ...]
 
 
-def card_use(cache: Fragmentation, live: Peak, facts: Facts, failure: OutOfMemory | None = None) -> CardUse:
+def card_use(cache: Fragmentation, live: Categories, facts: Facts, failure: OutOfMemory | None = None) -> CardUse:
     """Divide the card.
 
     Args:
         cache: fragmentation at the instant.
-        live: what was allocated then.
+        live: what was allocated then, by category.
         facts: what is known besides the file.
         failure: the failed allocation of the instant, if it is one: it knows what the driver had left.
 
@@ -66,7 +62,7 @@ def card_use(cache: Fragmentation, live: Peak, facts: Facts, failure: OutOfMemor
     capacity = failure.card if failure is not None else _capacity(facts)
     if capacity is not None:
         capacity = max(capacity, cache.reserved)
-    parts = [*_live(live), *_cached(cache, 0 if failure is None else failure.stream, failure is not None)]
+    parts = [*_live(cache, live), *_cached(cache, 0 if failure is None else failure.stream, failure is not None)]
     if failure is not None and failure.device_free is not None:
         parts += _outside(failure, capacity)
     elif capacity is not None:
@@ -84,15 +80,9 @@ def _capacity(facts: Facts) -> int | None:
     return next((message.capacity for message in reversed(facts.messages) if message.capacity is not None), None)
 
 
-def _live(live: Peak) -> list[CardPart]:
-    head = live.sites.head(SITES)
-    parts = [CardPart("live", str(row.site), int(row.bytes)) for row in rows(head)]
-    rest = live.allocated - sum(part.bytes or 0 for part in parts)
-    return [
-        *parts,
-        CardPart("live_others", f"{len(live.sites) - len(head)} other sites", rest),
-        CardPart("pending", "waiting for another stream", live.active - live.allocated),
-    ]
+def _live(cache: Fragmentation, live: Categories) -> list[CardPart]:
+    parts = [CardPart("live", name, size) for name, size in live.bytes.items()]
+    return [*parts, CardPart("pending", "waiting for another stream", cache.active - cache.allocated)]
 
 
 def _cached(cache: Fragmentation, stream: int, failed: bool) -> list[CardPart]:

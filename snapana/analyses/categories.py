@@ -15,14 +15,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from snapana.analyses.phases import StackTraits, stack_traits
-from snapana.analyses.rules import Rule, matches
+from snapana.analyses.rules import CATEGORIES, Rule, matches
 from snapana.analyses.spans import spans_of
 from snapana.snapshot.model import Snapshot
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "workspace", "inputs", "other")
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, WORKSPACE, INPUTS, OTHER = range(len(CATEGORIES))
 
 # Sizes of cuBLAS and cuBLASLt workspaces: their defaults by architecture, and what CUBLAS_WORKSPACE_CONFIG gives.
@@ -70,8 +69,23 @@ def categories_at(snapshot: Snapshot, device: int, event: int, codes: IntArray) 
     return Categories(event, sums["size"], sums["requested"])
 
 
+def kept_gradients(snapshot: Snapshot, device: int, event: int, codes: IntArray) -> int:
+    """Sum the gradients alive after an event that an optimizer step which ended before it has used already.
+
+    The buckets of DistributedDataParallel stay by design and do not count.
+    """
+    _, ends = spans_of(snapshot, device, "Optimizer.step#")
+    passed = ends[ends < event]
+    if not len(passed):
+        return 0
+    live = snapshot.replay[device].live(event)
+    old = (codes[live.index.to_numpy()] == GRADIENTS) & (live["alloc"].to_numpy() <= passed[-1])
+    old &= ~stack_traits(snapshot).data_parallel[live["stack"].to_numpy()]
+    return int(live["size"].to_numpy()[old].sum())
+
+
 def categorise(snapshot: Snapshot, device: int, rules: Sequence[Rule] = ()) -> IntArray:
-    """Give each allocation of a device its category, as index into ``CATEGORIES``.
+    """Give each allocation of a device its category, as index into ``CATEGORIES`` of ``rules``.
 
     Args:
         snapshot: the file.

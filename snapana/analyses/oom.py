@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from snapana.allocator.layout import Layout
@@ -37,7 +38,12 @@ class _Request:
     fatal: bool
 
 
-def out_of_memory(snapshot: Snapshot, device: int, facts: Facts | None = None) -> list[OutOfMemory]:
+def out_of_memory(
+    snapshot: Snapshot,
+    device: int,
+    facts: Facts | None = None,
+    categories: npt.NDArray[np.int64] | None = None,
+) -> list[OutOfMemory]:
     """Explain every ``oom`` event of the window, in order; of very many the last ``LOOKED_AT``.
 
     A file without one, such as an observer's that skips the action, is explained at its end where a message is given
@@ -46,7 +52,7 @@ def out_of_memory(snapshot: Snapshot, device: int, facts: Facts | None = None) -
     facts = facts or Facts()
     found = (_requests(snapshot, device) or _request_of_message(snapshot, device, facts))[-LOOKED_AT:]
     return [
-        _explain(snapshot, device, request, facts, full=number >= len(found) - EXPLAINED)
+        _explain(snapshot, device, request, facts, categories, full=number >= len(found) - EXPLAINED)
         for number, request in enumerate(found)
     ]
 
@@ -83,14 +89,22 @@ def _request_of_message(snapshot: Snapshot, device: int, facts: Facts) -> list[_
     return [_Request(last, message.requested, 0, -1, -1, message.free, fatal=True)]
 
 
-def _explain(snapshot: Snapshot, device: int, request: _Request, facts: Facts, *, full: bool) -> OutOfMemory:
+def _explain(
+    snapshot: Snapshot,
+    device: int,
+    request: _Request,
+    facts: Facts,
+    categories: npt.NDArray[np.int64] | None,
+    *,
+    full: bool,
+) -> OutOfMemory:
     small = request.size <= SMALL_SIZE
     segment = segment_size(request.size, snapshot.settings.large_segment_size)
     replay = snapshot.replay[device]
     layout = replay.layout(request.event)
     pool, recorded = _pool_of_request(replay.allocations, layout, request.event, request.pool)
     room = _room(layout, small=small, stream=request.stream, pool=pool)
-    live = instant(snapshot, device, request.event)
+    live = instant(snapshot, device, request.event, categories)
     message = _matching(facts.messages, device, segment, live.allocated, live.reserved)
     free = request.device_free
     free = free if free is not None or message is None else message.free

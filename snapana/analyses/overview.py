@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from snapana.allocator.replay import Coverage
 from snapana.analyses.card import CardUse, card_use
+from snapana.analyses.categories import ACTIVATIONS, Categories, categories_at, categorise, kept_gradients
 from snapana.analyses.churn import Churn, churn
 from snapana.analyses.failure import Facts, OutOfMemory
 from snapana.analyses.fragmentation import Fragmentation, course, fragmentation
@@ -17,7 +20,10 @@ from snapana.analyses.leaks import Leaks, leaks
 from snapana.analyses.logits import Logits, logits
 from snapana.analyses.oom import out_of_memory
 from snapana.analyses.peak import Peak, instant
+from snapana.analyses.rules import Rule
+from snapana.analyses.sites import site_codes
 from snapana.analyses.steps import Steps, steps
+from snapana.analyses.trend import Course, step_course
 from snapana.analyses.waiting import Waiting, waiting
 from snapana.errors import SnapanaError
 from snapana.snapshot.model import Snapshot
@@ -54,6 +60,12 @@ class DeviceOverview:
         logits: what the loss held at the peak, or at the last failure; None where nothing is known of one.
         steps: training steps.
         leaks: sites that grow.
+        categories: what is allocated at the instant of ``peak``, by category.
+        failed_categories: likewise at the last failure; the same where nothing failed.
+        codes: category of each allocation: see ``categorise``.
+        kept_gradients: bytes of gradients at that instant that an optimizer step before it has used already.
+        growing_activations: share of activations in the bytes that leaking sites keep; 0 without leaks.
+        step_course: how memory goes on from step to step; None with fewer than three.
         oom: failed allocations; of very many the last.
         oom_events: how many failed in the window.
         churn: segments made and given back.
@@ -76,6 +88,12 @@ class DeviceOverview:
     logits: Logits | None
     steps: Steps
     leaks: Leaks
+    categories: Categories
+    failed_categories: Categories
+    codes: npt.NDArray[np.int64]
+    kept_gradients: int
+    growing_activations: float
+    step_course: Course | None
     oom: list[OutOfMemory]
     oom_events: int
     churn: Churn
@@ -108,6 +126,8 @@ def overview(
     device: int | None = None,
     at: str | None = None,
     facts: Facts | None = None,
+    step: str | None = None,
+    rules: Sequence[Rule] = (),
     progress: Callable[[str], None] = lambda text: None,
 ) -> Overview:
     """Run every analysis.
@@ -117,10 +137,13 @@ def overview(
         device: one device only; by default all that have events or segments.
         at: instant of peak and fragmentation, see ``find_instant``; by default ``peak`` and ``peak_reserved``.
         facts: what is known besides the file: the card's size, a limit, PyTorch's messages.
+        step: annotation whose ranges are steps; by default what ``steps`` finds.
+        rules: of the user, for categories.
         progress: told what is being done.
 
     Raises:
-        SnapanaError: ``usage.device`` where the file knows no such device, ``usage.at`` where it has no such instant.
+        SnapanaError: ``usage.device`` where the file knows no such device, ``usage.at`` where it has no such instant,
+            ``usage.step`` where it has no such annotation.
 
     """
     if device is not None and device not in snapshot.devices:
@@ -129,23 +152,29 @@ def overview(
     progress("Replaying the allocator")
     chosen = snapshot.devices if device is None else (device,)
     facts = facts or Facts()
-    return Overview(snapshot, tuple(_device(snapshot, number, at, facts, progress) for number in chosen), facts)
+    found = []
+    for number in chosen:
+        progress(f"Analysing device {number}")
+        found.append(_device(snapshot, number, at, facts, step, rules))
+    return Overview(snapshot, tuple(found), facts)
 
 
 def _device(
-    snapshot: Snapshot, device: int, at: str | None, facts: Facts, progress: Callable[[str], None]
+    snapshot: Snapshot, device: int, at: str | None, facts: Facts, step: str | None, rules: Sequence[Rule]
 ) -> DeviceOverview:
     replay = snapshot.replay[device]
-    progress(f"Analysing device {device}")
-    found = steps(snapshot, device)
+    found = steps(snapshot, device, step)
+    codes = categorise(snapshot, device, rules)
+    growing = leaks(snapshot, device, found)
     at_peak = find_instant(snapshot, device, at or "peak")
-    live = instant(snapshot, device, at_peak.event)
+    live = instant(snapshot, device, at_peak.event, codes)
     fullest = find_instant(snapshot, device, "peak_reserved")
     cache = _fragmentation(snapshot, device, find_instant(snapshot, device, at or "peak_reserved"))
-    failures = out_of_memory(snapshot, device, facts)
+    failures = out_of_memory(snapshot, device, facts, codes)
     failed = failures[-1] if failures else None
     view = failed.cache if failed is not None and failed.cache is not None and at is None else cache
     shown = failed if failed is not None and failed.event == view.event else None
+    reserved = int(replay.curves["reserved"].iloc[fullest.event + 1])
     last = replay.curves.iloc[-1]
     return DeviceOverview(
         device=device,
@@ -154,16 +183,22 @@ def _device(
         at=at_peak.name,
         peak_reserved_event=fullest.event,
         peak_reserved_us=replay.time_us(fullest.event),
-        peak_reserved=int(replay.curves["reserved"].iloc[fullest.event + 1]),
+        peak_reserved=reserved,
         end=Totals(int(last["allocated"]), int(last["active"]), int(last["requested"]), int(last["reserved"])),
         fragmentation=cache,
         course=course(snapshot, device),
         view=view,
-        card=card_use(view, instant(snapshot, device, view.event), facts, shown),
+        card=card_use(view, categories_at(snapshot, device, view.event, codes), facts, shown),
         waiting=waiting(snapshot, device),
         logits=logits(snapshot, device, at_peak.event if failed is None else failed.event),
         steps=found,
-        leaks=leaks(snapshot, device, found),
+        leaks=growing,
+        categories=categories_at(snapshot, device, at_peak.event, codes),
+        failed_categories=categories_at(snapshot, device, at_peak.event if failed is None else failed.event, codes),
+        codes=codes,
+        kept_gradients=kept_gradients(snapshot, device, at_peak.event, codes),
+        growing_activations=_activations_among(snapshot, device, growing, codes),
+        step_course=step_course(found, growing, _room(facts, reserved)),
         oom=failures,
         oom_events=int((replay.events["action"] == "oom").sum()),
         churn=churn(snapshot, device, found),
@@ -172,3 +207,20 @@ def _device(
 
 def _fragmentation(snapshot: Snapshot, device: int, moment: Instant) -> Fragmentation:
     return fragmentation(snapshot, device, moment.event, moment.name)
+
+
+def _room(facts: Facts, reserved: int) -> int | None:
+    """Give the bytes that may still be reserved above the highest so far."""
+    most = facts.limit if facts.limit is not None else facts.card
+    if most is None:
+        most = next((message.capacity for message in reversed(facts.messages) if message.capacity is not None), None)
+    return None if most is None else max(0, most - reserved)
+
+
+def _activations_among(snapshot: Snapshot, device: int, found: Leaks, codes: npt.NDArray[np.int64]) -> float:
+    """Give the share of activations in what leaking sites keep."""
+    lives = snapshot.replay[device].allocations
+    own = np.isin(site_codes(snapshot, lives), found.table["code"].to_numpy(dtype=np.int64))
+    own &= lives["free_requested"].to_numpy() == -1
+    size = lives["requested"].to_numpy()
+    return float(size[own & (codes == ACTIVATIONS)].sum()) / max(float(size[own].sum()), 1.0)

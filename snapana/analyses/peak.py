@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from snapana.analyses.sites import by_site
@@ -42,8 +44,8 @@ def peak(snapshot: Snapshot, device: int) -> Peak:
     return instant(snapshot, device, snapshot.replay[device].peak_event())
 
 
-def instant(snapshot: Snapshot, device: int, event: int) -> Peak:
-    """Attribute what was allocated after ``event`` (-1: before the first)."""
+def instant(snapshot: Snapshot, device: int, event: int, categories: npt.NDArray[np.int64] | None = None) -> Peak:
+    """Attribute what was allocated after ``event`` (-1: before the first), with categories where they are given."""
     replay = snapshot.replay[device]
     row = replay.curves.iloc[event + 1]
     return Peak(
@@ -53,5 +55,5 @@ def instant(snapshot: Snapshot, device: int, event: int) -> Peak:
         active=int(row["active"]),
         requested=int(row["requested"]),
         reserved=int(row["reserved"]),
-        sites=by_site(snapshot, replay.live(event)),
+        sites=by_site(snapshot, replay.live(event), categories),
     )

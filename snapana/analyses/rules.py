@@ -15,7 +15,7 @@ from snapana.analyses.spans import innermost
 from snapana.errors import SnapanaError
 from snapana.snapshot.model import Snapshot
 
-NAMES = ("parameters", "gradients", "optimizer", "activations", "workspace", "inputs", "other")
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "workspace", "inputs", "other")
 _FIELDS = ("function", "file", "annotation", "compile_context")
 
 
@@ -60,8 +60,8 @@ def read_rules(path: Path) -> tuple[Rule, ...]:
 
 def _rule(path: Path, number: int, table: object) -> Rule:
     where = f"{path}, rule {number}"
-    if not isinstance(table, dict) or table.get("category") not in NAMES:
-        raise SnapanaError("rules.invalid", f"{where} needs a category.", f"One of {', '.join(NAMES)}.")
+    if not isinstance(table, dict) or table.get("category") not in CATEGORIES:
+        raise SnapanaError("rules.invalid", f"{where} needs a category.", f"One of {', '.join(CATEGORIES)}.")
     unknown = set(table) - {"category", *_FIELDS}
     if unknown:
         raise SnapanaError("rules.invalid", f"{where} has an unknown key {sorted(unknown)[0]!r}.")
@@ -75,7 +75,7 @@ def _rule(path: Path, number: int, table: object) -> Rule:
             raise SnapanaError("rules.invalid", f"{where}: {name} is no regular expression ({error}).") from error
     if not patterns:
         raise SnapanaError("rules.invalid", f"{where} has no pattern.", f"Give one of {', '.join(_FIELDS)}.")
-    return Rule(NAMES.index(table["category"]), **patterns)
+    return Rule(CATEGORIES.index(table["category"]), **patterns)
 
 
 def matches(snapshot: Snapshot, device: int, rules: Sequence[Rule]) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:

@@ -31,17 +31,19 @@ def site_list(snapshot: Snapshot) -> list[Site]:
     return [*snapshot.stacks.site_table[0], NO_SITE, BEFORE_WINDOW]
 
 
-def by_site(snapshot: Snapshot, lives: pd.DataFrame) -> pd.DataFrame:
+def by_site(snapshot: Snapshot, lives: pd.DataFrame, categories: npt.NDArray[np.int64] | None = None) -> pd.DataFrame:
     """Sum allocations by site, largest first.
 
     Args:
         snapshot: the file.
         lives: any rows of ``DeviceReplay.allocations``.
+        categories: of all allocations of the device, as of ``categorise``.
 
     Returns:
         One row per (file, line, function): ``site``, ``file``, ``line``, ``function``, ``kind``, ``bytes``
-        (occupied), ``requested`` (bytes asked for), ``blocks`` (count) and ``stack`` (id of the stack
-        with most bytes, -1 if none). The sums are those of ``lives``.
+        (occupied), ``requested`` (bytes asked for), ``blocks`` (count), ``stack`` (id of the stack with most
+        bytes, -1 if none) and ``category`` (index of that with most bytes, -1 where none are given). The sums
+        are those of ``lives``.
 
     """
     sites = site_list(snapshot)
@@ -54,6 +56,7 @@ def by_site(snapshot: Snapshot, lives: pd.DataFrame) -> pd.DataFrame:
             "blocks": 1,
         }
     )
+    kinds = _main_category(table, lives, categories)
     stacks = table.groupby(["code", "stack"], as_index=False).sum()
     stacks = stacks.sort_values(["bytes", "stack"], ascending=[False, True], kind="stable")
     sums = stacks.groupby("code", sort=False).agg(
@@ -73,5 +76,17 @@ def by_site(snapshot: Snapshot, lives: pd.DataFrame) -> pd.DataFrame:
         }
     )
     joined = pd.concat([named, rows], axis=1)
+    joined["category"] = [kinds.get(code, -1) for code in rows["code"]]
     order = np.lexsort((joined["site"].to_numpy().astype(str), -joined["bytes"].to_numpy()))
     return joined.iloc[order].reset_index(drop=True)
+
+
+def _main_category(
+    table: pd.DataFrame, lives: pd.DataFrame, categories: npt.NDArray[np.int64] | None
+) -> dict[int, int]:
+    """Give for each site's code the category with most of its bytes."""
+    if categories is None:
+        return {}
+    own = table[["code", "bytes"]].assign(category=categories[lives.index.to_numpy()])
+    sums = own.groupby(["code", "category"], as_index=False).sum().sort_values("bytes", kind="stable")
+    return dict(zip(sums["code"].tolist(), sums["category"].tolist(), strict=True))

@@ -180,7 +180,7 @@ def _by_pattern(snapshot: Snapshot, device: int) -> Steps | None:
         first = int(np.flatnonzero(usable & (counts == count))[0])
         position = np.flatnonzero(codes == first)
         alike = _likeness(codes, len(distinct), position)
-        covered = (position[-1] - position[0]) / max(len(codes), 1)
+        covered = float(position[-1] - position[0]) / max(len(codes), 1)
         score = alike * (0.5 + 0.5 * covered)
         if alike >= _ALIKE and covered >= 0.5 and (best is None or score > best[0] + 0.02):
             best = (score, position)

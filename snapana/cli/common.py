@@ -16,6 +16,7 @@ from snapana.units import parse_size
 
 if TYPE_CHECKING:
     from snapana.analyses.failure import Facts
+    from snapana.analyses.rules import Rule
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -81,6 +82,31 @@ def at_option(command: Command) -> Command:
         help="Where to look: peak, peak_reserved, oom, optimizer, end, or the index of an event.",
     )
     return option(command)
+
+
+def step_option(command: Command) -> Command:
+    """Add the name of what marks steps."""
+    option = click.option(
+        "--step", default=None, metavar="NAME", help="The annotation (record_function) whose ranges are steps."
+    )
+    return option(command)
+
+
+def rules_option(command: Command) -> Command:
+    """Add the user's rules for categories."""
+    option = click.option(
+        "--rules", default=None, metavar="FILE", help="A TOML file of [[rule]] tables: category and patterns."
+    )
+    return option(command)
+
+
+def rules_from(path: str | None) -> tuple[Rule, ...]:
+    """Read the user's rules, if any."""
+    if path is None:
+        return ()
+    from snapana.analyses.rules import read_rules
+
+    return read_rules(Path(path))
 
 
 def facts(message: str | None, capacity: int | None, card: int | None) -> Facts:

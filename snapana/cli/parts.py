@@ -6,29 +6,18 @@ from typing import Any
 
 import click
 
-from snapana.cli.common import at_option, card_options, facts, input_options, print_json, progress
+from snapana.cli.common import (
+    at_option,
+    card_options,
+    facts,
+    input_options,
+    print_json,
+    progress,
+    rules_from,
+    rules_option,
+    step_option,
+)
 from snapana.errors import SnapanaError
-
-
-def _part(name: str, doc: str, *options: Any) -> click.Command:
-    """Make the command that prints the part ``name`` of every device."""
-
-    def run(
-        input: str,
-        top: int,
-        min_size: int,
-        device: int | None,
-        max_input: int,
-        as_json: bool,
-        at: str | None = None,
-    ) -> None:
-        _print(name, input, top, min_size, device, max_input, as_json, at=at)
-
-    run.__doc__ = f"{doc}\n\n\b\nExample:\n  snapana {name} profil_vram.pickle --top 10\n"
-    wrapped: Any = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(run)
-    for option in options:
-        wrapped = option(wrapped)
-    return click.command(name)(input_options(wrapped))
 
 
 def _print(
@@ -39,8 +28,10 @@ def _print(
     device: int | None,
     max_input: int,
     as_json: bool,
+    by: str = "site",
     **known: Any,
 ) -> None:
+    """Analyse and print one part of every device."""
     from snapana.analyses.overview import overview
     from snapana.loading import load_snapshot
     from snapana.report.select import Selection
@@ -52,22 +43,102 @@ def _print(
     if as_json:
         from snapana.report.contract import part
 
-        print_json(part(results, name, selection))
+        print_json(part(results, name, selection, by=by))
+    elif by != "site":
+        from snapana.report.text import print_groups
+
+        print_groups(results, by, selection)
     else:
         from snapana.report.text import print_part
 
         print_part(results, name, selection)
 
 
-peak = _part(
-    "peak", "Print what was allocated at the peak of INPUT, by line of code, with the sum of the rest.", at_option
-)
-fragmentation = _part(
-    "fragmentation",
-    "Print what INPUT had reserved but not used, pool by pool, which blocks keep it, and how that went on.",
+def _command(name: str, run: Any, *options: Any, required: bool = True) -> click.Command:
+    wrapped: Any = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(run)
+    for option in options:
+        wrapped = option(wrapped)
+    return click.command(name)(input_options(wrapped, required=required))
+
+
+_BY = ("site", "category", "file", "function", "annotation", "stream", "pool")
+
+
+def _peak(
+    input: str,
+    top: int,
+    min_size: int,
+    device: int | None,
+    max_input: int,
+    at: str | None,
+    by: str,
+    rules: str | None,
+    as_json: bool,
+) -> None:
+    """Print what was allocated at the peak of INPUT, by line of code or otherwise, with the sum of the rest.
+
+    Rules of your own for categories go before the built-in ones; all patterns of a rule must be found:
+
+    \b
+      [[rule]]
+      category = "inputs"
+      function = "^collate$"
+      file = "data/.*[.]py$"
+
+    \b
+    Examples:
+      snapana peak profil_vram.pickle --top 10
+      snapana peak profil_vram.pickle --by category --at optimizer
+    """
+    _print("peak", input, top, min_size, device, max_input, as_json, by, at=at, rules=rules_from(rules))
+
+
+def _fragmentation(
+    input: str, top: int, min_size: int, device: int | None, max_input: int, at: str | None, as_json: bool
+) -> None:
+    """Print what INPUT had reserved but not used, pool by pool, which blocks keep it, and how that went on.
+
+    \b
+    Example:
+      snapana fragmentation profil_vram.pickle --at oom
+    """
+    _print("fragmentation", input, top, min_size, device, max_input, as_json, at=at)
+
+
+def _leaks(
+    input: str,
+    top: int,
+    min_size: int,
+    device: int | None,
+    max_input: int,
+    step: str | None,
+    message: str | None,
+    capacity: int | None,
+    card: int | None,
+    as_json: bool,
+) -> None:
+    """Print the lines of INPUT whose memory grows with every step, and how memory goes on from step to step.
+
+    With --card or --capacity it says when memory runs out.
+
+    \b
+    Examples:
+      snapana leaks profil_vram.pickle --top 10
+      snapana leaks profil_vram.pickle --step "## train ##" --card 80GiB
+    """
+    known = facts(message, capacity, card)
+    _print("leaks", input, top, min_size, device, max_input, as_json, step=step, facts=known)
+
+
+peak = _command(
+    "peak",
+    _peak,
     at_option,
+    rules_option,
+    click.option("--by", type=click.Choice(_BY), default="site", show_default=True, help="What to group by."),
 )
-leaks = _part("leaks", "Print the lines of INPUT whose memory grows with every step.")
+fragmentation = _command("fragmentation", _fragmentation, at_option)
+leaks = _command("leaks", _leaks, step_option, card_options)
 
 
 def _oom(
@@ -111,5 +182,4 @@ def _oom(
         print_explanations(found)
 
 
-_oom_command: Any = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(_oom)
-oom = click.command("oom")(input_options(card_options(_oom_command), required=False))
+oom = _command("oom", _oom, card_options, required=False)

@@ -15,6 +15,9 @@ from snapana.cli.common import (
     input_options,
     print_json,
     progress,
+    rules_from,
+    rules_option,
+    step_option,
     write_new,
 )
 
@@ -23,6 +26,8 @@ from snapana.cli.common import (
 @input_options
 @at_option
 @card_options
+@step_option
+@rules_option
 @click.option("-o", "--output", default=None, metavar="FILE", help="Where to write; - for stdout. Default: INPUT.html.")
 @click.option("--force", is_flag=True, help="Replace the output if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print where the report went as JSON.")
@@ -38,6 +43,8 @@ def report(
     message: str | None,
     capacity: int | None,
     card: int | None,
+    step: str | None,
+    rules: str | None,
     as_json: bool,
 ) -> None:
     """Write what filled the GPU's memory as one self-contained HTML file.
@@ -59,10 +66,10 @@ def report(
     target = default_output(input, ".html") if output is None else Path(output)
     if output != "-":
         check_new(target, force=force)
-    known = facts(message, capacity, card)
+    known, own = facts(message, capacity, card), rules_from(rules)
     with progress() as tell:
         snapshot = load_snapshot(input, max_input=max_input, progress=tell)
-        results = overview(snapshot, device=device, at=at, facts=known, progress=tell)
+        results = overview(snapshot, device=device, at=at, facts=known, step=step, rules=own, progress=tell)
         tell("Writing the report")
         page = render_report(results, judge(results), Selection(top or None, min_size))
     if output == "-":

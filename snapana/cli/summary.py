@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import click
 
-from snapana.cli.common import card_options, facts, input_options, print_json, progress
+from snapana.cli.common import (
+    card_options,
+    facts,
+    input_options,
+    print_json,
+    progress,
+    rules_from,
+    rules_option,
+    step_option,
+)
 
 
 @click.command()
 @input_options
 @card_options
+@step_option
+@rules_option
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON document (schema 1).")
 @click.option("--markdown", is_flag=True, help="Print Markdown, to paste into a ticket.")
 def summary(
@@ -21,6 +32,8 @@ def summary(
     message: str | None,
     capacity: int | None,
     card: int | None,
+    step: str | None,
+    rules: str | None,
     as_json: bool,
     markdown: bool,
 ) -> None:
@@ -41,10 +54,10 @@ def summary(
     if as_json and markdown:
         raise click.UsageError("--json and --markdown exclude each other.")
     selection = Selection(top or None, min_size)
-    known = facts(message, capacity, card)
+    known, own = facts(message, capacity, card), rules_from(rules)
     with progress() as tell:
         snapshot = load_snapshot(input, max_input=max_input, progress=tell)
-        results = overview(snapshot, device=device, facts=known, progress=tell)
+        results = overview(snapshot, device=device, facts=known, step=step, rules=own, progress=tell)
         found = judge(results)
     if as_json:
         from snapana.report.contract import document

@@ -32,7 +32,10 @@ _PAINT = {
     "#050505": "var(--active)",
     "#060606": "var(--bad)",
     "#070707": "var(--kept)",
+    **{f"#0800{number:02x}": f"var(--c{number})" for number in range(8)},
+    "#0900ff": "var(--cx)",
 }
+_BAND = {**{f"c{number}": f"#0800{number:02x}" for number in range(8)}, "cx": "#0900ff"}
 _ALLOCATED, _RESERVED, _ACTIVE, _BAD, _KEPT = "#030303", "#040404", "#050505", "#060606", "#070707"
 
 # Buckets along x: each keeps its lowest and highest value, so no peak is lost.
@@ -143,13 +146,19 @@ def _place_marks(
         )
 
 
-def step_chart(values: IntArray, label: str) -> str:
-    """Draw a site's live bytes at each step's end, as an ``<svg>`` element."""
-    figure, axes = _figure(4.2, 1.5)
+def step_chart(values: IntArray, births: IntArray, label: str) -> str:
+    """Draw a site's live bytes at each step's end, over how many blocks of each step are left, as an ``<svg>``."""
+    figure, axes = _figure(4.2, 1.7)
     scale, unit = _scale(int(values.max(initial=1)))
-    axes.plot(np.arange(len(values)), values / scale, color=_ALLOCATED, linewidth=1.4, marker="o", markersize=2.5)
+    steps = np.arange(len(values))
+    counts = axes.twinx()
+    counts.spines[["top", "left", "bottom", "right"]].set_visible(False)
+    counts.bar(steps, births, color=_RESERVED, alpha=0.35, width=0.8)
+    counts.set_ylim(0, max(int(births.max(initial=1)), 1) * 3)
+    counts.set_yticks([])
+    axes.plot(steps, values / scale, color=_ALLOCATED, linewidth=1.4, marker="o", markersize=2.5)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("step", color=_INK, fontsize=8)
+    axes.set_xlabel("step; bars: blocks of each step that are left", color=_INK, fontsize=8)
     axes.set_ylabel(unit, color=_INK, fontsize=8)
     return _svg(figure, label)
 
@@ -212,6 +221,36 @@ def _plain(text: str) -> str:
     for char, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("'", "&#39;")):
         text = text.replace(char, entity)
     return text
+
+
+def stacked_areas(
+    events: IntArray, bands: IntArray, names: Sequence[str], styles: Sequence[str], steps: Sequence[int] = ()
+) -> str:
+    """Draw what was allocated as bands on top of each other, as an ``<svg>`` element.
+
+    Args:
+        events: instants, ascending.
+        bands: bytes of each band at each: shape (names, events).
+        names: of the bands, from the lowest.
+        styles: their colours: ``c0`` to ``c7`` or ``cx``, as the page's CSS has them.
+        steps: events at which steps end.
+
+    """
+    figure, axes = _figure(10, 3.2)
+    scale, unit = _scale(int(bands.sum(axis=0).max(initial=1)))
+    for step in steps:
+        axes.axvline(step, color=_FAINT, linewidth=0.6, zorder=0)
+    below = np.zeros(len(events))
+    for style, band in zip(styles, bands, strict=True):
+        top = below + band / scale
+        axes.fill_between(events, below, top, step="post", color=_BAND[style], linewidth=0)
+        below = top
+    axes.set_ylim(0, float(below.max(initial=0)) * 1.04 or 1)
+    axes.set_xlim(events[0], max(int(events[-1]), int(events[0]) + 1))
+    axes.set_xlabel("event", color=_INK)
+    axes.xaxis.set_major_formatter(lambda value, position: f"{value:,.0f}")
+    axes.set_ylabel(unit, color=_INK)
+    return _svg(figure, f"Allocated over the window: {', '.join(names)}")
 
 
 def fragmentation_curve(event: IntArray, utilization: npt.NDArray[np.float64], hole: IntArray, kept: IntArray) -> str:

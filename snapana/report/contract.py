@@ -10,13 +10,16 @@ import pandas as pd
 
 from snapana._version import __version__
 from snapana.analyses.card import CardUse
+from snapana.analyses.categories import Categories
 from snapana.analyses.failure import OutOfMemory
 from snapana.analyses.fragmentation import Fragmentation
+from snapana.analyses.groups import group_at
 from snapana.analyses.leaks import Leaks
 from snapana.analyses.oom_message import Explanation
 from snapana.analyses.overview import DeviceOverview, Overview
 from snapana.analyses.peak import Peak
 from snapana.analyses.pins import pin_age
+from snapana.analyses.rules import CATEGORIES
 from snapana.analyses.steps import Steps
 from snapana.findings import Finding
 from snapana.frames import rows
@@ -39,14 +42,20 @@ def document(results: Overview, found: list[Finding], selection: Selection) -> d
     }
 
 
-def part(results: Overview, name: str, selection: Selection) -> dict[str, Any]:
+def part(results: Overview, name: str, selection: Selection, *, by: str = "site") -> dict[str, Any]:
     """Give the document of a command that prints one part: ``peak``, ``fragmentation``, ``leaks``, ``oom``."""
-    return {
-        "devices": [
-            {"device": device.device, name: device_object(results.snapshot, device, selection)[name]}
-            for device in results.devices
-        ]
-    }
+    devices = []
+    for device in results.devices:
+        whole = device_object(results.snapshot, device, selection)
+        found = {"device": device.device, name: whole[name]}
+        if name == "peak" and by != "site":
+            table = group_at(results.snapshot, device.device, device.peak.event, by, device.codes)
+            found["peak"] = {**whole["peak"], **groups_object(by, table, selection)}
+            found["categories"] = whole["categories"]
+        if name == "leaks":
+            found["growth"] = whole["growth"]
+        devices.append(found)
+    return {"devices": devices}
 
 
 def input_object(snapshot: Snapshot) -> dict[str, Any]:
@@ -109,7 +118,8 @@ def device_object(snapshot: Snapshot, device: DeviceOverview, selection: Selecti
         "oom": [_oom(snapshot, oom, selection) for oom in device.oom],
         "oom_events": device.oom_events,
         "churn": _churn(device, selection),
-        "categories": None,
+        "categories": categories_object(device.categories),
+        "growth": _growth(device),
     }
 
 
@@ -121,7 +131,7 @@ def _site(snapshot: Snapshot, row: Any) -> dict[str, Any]:
         "function": row.function or None,
         "bytes": int(row.bytes),
         "blocks": int(row.blocks),
-        "category": None,
+        "category": CATEGORIES[int(row.category)] if int(row.category) >= 0 else None,
         "stack": snapshot.stacks.text(int(row.stack)),
     }
 
@@ -296,6 +306,10 @@ def _steps(steps: Steps) -> list[dict[str, Any]]:
             "end_event": int(row.end_event),
             "peak_allocated_bytes": int(row.peak_allocated),
             "end_allocated_bytes": int(row.end_allocated),
+            "peak_reserved_bytes": int(row.peak_reserved),
+            "allocations": int(row.allocations),
+            "allocated_bytes": int(row.allocated_bytes),
+            "segment_allocs": int(row.segments),
         }
         for row in rows(steps.table.rename(columns={"index": "index_"}))
     ]
@@ -317,10 +331,78 @@ def _leaks(snapshot: Snapshot, leaks: Leaks, selection: Selection) -> list[dict[
             "steps": int(row.steps),
             "total_bytes": int(row.total),
             "confidence": float(row.confidence),
+            "period_steps": int(row.period),
+            "first_event": int(row.first_event),
+            "last_event": int(row.last_event),
+            "siblings_freed": int(row.freed),
+            "usually_freed_at": row.freed_at or None,
+            "survivors_by_step": leaks.births[number].tolist(),
             "stack": snapshot.stacks.text(int(row.stack)),
         }
-        for row in rows(leaks.table)
+        for number, row in enumerate(rows(leaks.table))
     ]
+
+
+def categories_object(found: Categories) -> dict[str, Any]:
+    """Give what is allocated by category: occupied bytes, and what was asked for beside them."""
+
+    def keys(sums: dict[str, int]) -> dict[str, int]:
+        return {**{f"{name}_bytes": size for name, size in sums.items()}, "total_bytes": sum(sums.values())}
+
+    return {**keys(found.bytes), "requested": keys(found.requested)}
+
+
+def _growth(device: DeviceOverview) -> dict[str, Any]:
+    """Say how memory goes on from step to step, and what was kept without being a leak."""
+    course, found = device.step_course, device.leaks
+    return {
+        "judged": found.judged,
+        "boundaries": found.source or None,
+        "steps_source": device.steps.source or None,
+        "steps_confidence": device.steps.confidence if len(device.steps) else None,
+        "warm_up_steps": found.warm_up if found.judged else None,
+        "trends": None
+        if course is None
+        else [
+            {
+                "name": trend.name,
+                "kind": trend.kind,
+                "bytes_per_step": _whole(trend.per_step),
+                "low_bytes": trend.low,
+                "high_bytes": trend.high,
+            }
+            for trend in course.trends
+        ],
+        "peak_ratio": None if course is None else course.ratio,
+        "steps_until_full": None if course is None else course.projection,
+        "retained": [
+            {
+                "site": row.site,
+                "kind": row.kind,
+                "requested_bytes": int(row.requested),
+                "blocks": int(row.blocks),
+            }
+            for row in rows(found.retained)
+        ],
+    }
+
+
+def groups_object(by: str, table: pd.DataFrame, selection: Selection) -> dict[str, Any]:
+    """Give what is allocated by another grouping; its rows and the others sum to what is allocated."""
+    shown, others = top_sites(table, selection)
+    return {
+        "by": by,
+        "groups": [
+            {
+                "name": row.name,
+                "bytes": int(row.bytes),
+                "requested_bytes": int(row.requested),
+                "blocks": int(row.blocks),
+            }
+            for row in rows(shown)
+        ],
+        "other_groups_bytes": others,
+    }
 
 
 def _whole(value: float) -> int | float:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from markupsafe import Markup
 
 from snapana._version import __version__
 from snapana.analyses.card import CardUse
 from snapana.analyses.fragmentation import Fragmentation
+from snapana.analyses.groups import stacked
 from snapana.analyses.overview import DeviceOverview, Overview
 from snapana.analyses.peak import Peak
 from snapana.analyses.pins import pin_age
+from snapana.analyses.rules import CATEGORIES
+from snapana.analyses.sites import site_codes
 from snapana.findings import Finding, verdict
 from snapana.frames import rows
-from snapana.report.charts import Mark, fragmentation_curve, memory_curve, segment_map, step_chart
+from snapana.report.charts import Mark, fragmentation_curve, memory_curve, segment_map, stacked_areas, step_chart
 from snapana.report.contract import settings_object
 from snapana.report.map import MAP_ROWS, map_key, map_rows
 from snapana.report.select import Selection, top_sites
 from snapana.report.templates import environment
+from snapana.report.text import KIND_WORDS, course_lines
 from snapana.snapshot.model import Snapshot
 from snapana.units import format_bytes
 
@@ -61,6 +68,12 @@ def _device(snapshot: Snapshot, device: DeviceOverview, found: list[Finding], se
         "card": _card(device.card),
         "curve": _curve(snapshot, device),
         "peak": _sites(snapshot, device.peak, selection),
+        "areas": _areas(snapshot, device),
+        "categories": _categories(device),
+        "course_lines": course_lines(device),
+        "retained": [
+            {**row._asdict(), "kind": KIND_WORDS[row.kind]} for row in _limited(device.leaks.retained, selection)
+        ],
         "view": view,
         "view_when": WHEN.get(view.at, f"after event {view.at}"),
         "peak_when": WHEN.get(device.at, f"after event {device.at}"),
@@ -96,7 +109,6 @@ WHEN = {
 }
 # How a part of the card is painted.
 _STYLE = {
-    "live_others": "cx",
     "pending": "pending",
     "holes": "kept",
     "other_streams": "elsewhere",
@@ -114,11 +126,10 @@ def _card(card: CardUse) -> dict[str, Any]:
     """Prepare the bar; a part of unknown size gets a sixth of the rest to be seen."""
     known = sum(part.bytes or 0 for part in card.parts)
     parts = []
-    site = 0
     for part in card.parts:
         style = _STYLE.get(part.key, "")
         if part.key == "live":
-            style, site = f"c{site}", site + 1
+            style = f"c{CATEGORIES.index(part.name)}"
         parts.append(
             {
                 "name": part.name,
@@ -162,8 +173,8 @@ def _churn(device: DeviceOverview, selection: Selection) -> dict[str, Any]:
 
 
 def _step_rows(device: DeviceOverview) -> list[dict[str, Any]]:
-    table = device.steps.table.rename(columns={"index": "number"})
-    traffic = device.churn.steps[["allocs", "frees", "allocated_bytes", "freed_bytes"]]
+    table = device.steps.table.rename(columns={"index": "number", "allocated_bytes": "step_bytes"})
+    traffic = device.churn.steps[["allocs", "frees"]]
     joined = pd.concat([table.reset_index(drop=True), traffic.reset_index(drop=True)], axis=1)
     return [row._asdict() for row in rows(joined.head(_MAX_STEPS))]
 
@@ -187,6 +198,61 @@ def _curve(snapshot: Snapshot, device: DeviceOverview) -> Markup | None:
     return Markup(memory_curve(curves, marks, ends if len(ends) <= _MAX_STEPS else (), note))
 
 
+# Instants at which bands are drawn; of each stretch the fullest.
+_AREA_POINTS = 180
+_BANDS = 8
+
+
+def _areas(snapshot: Snapshot, device: DeviceOverview) -> list[dict[str, Any]]:
+    """Draw what was allocated as bands, by category and by the largest sites."""
+    replay = snapshot.replay[device.device]
+    allocated = replay.curves["allocated"].to_numpy()
+    if not device.coverage.events or not allocated.any():
+        return []
+    events = _fullest(allocated)
+    lives = replay.allocations
+    ends = device.steps.table["end_event"].tolist() if 0 < len(device.steps) <= _MAX_STEPS else []
+    codes = site_codes(snapshot, lives)
+    top = device.peak.sites["code"].head(_BANDS).to_numpy(dtype=np.int64)
+    place = np.full(int(codes.max(initial=0)) + 1, len(top), dtype=np.int64)
+    place[top] = np.arange(len(top))
+    drawn = []
+    sites = [*device.peak.sites["site"].head(_BANDS), "other sites"]
+    for name, own, names, styles in (
+        ("category", device.codes, list(CATEGORIES), [f"c{number}" for number in range(len(CATEGORIES))]),
+        ("largest sites", place[codes], sites, [*(f"c{number}" for number in range(len(top))), "cx"]),
+    ):
+        bands = stacked(lives, own, len(names), events)
+        used = np.flatnonzero(bands.any(axis=1)).tolist()
+        legend = [{"style": styles[number], "name": names[number]} for number in used]
+        picture = stacked_areas(
+            events, bands[used], [key["name"] for key in legend], [key["style"] for key in legend], ends
+        )
+        drawn.append({"name": name, "picture": Markup(picture), "legend": legend})
+    return drawn
+
+
+def _fullest(allocated: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Choose events to draw: of each stretch of the window the one with most allocated."""
+    edges = np.unique(np.linspace(0, len(allocated), _AREA_POINTS + 1).astype(np.int64))
+    chosen = {int(low) + int(allocated[low:high].argmax()) for low, high in pairwise(edges)}
+    return np.array(sorted({0, *chosen, len(allocated) - 1}), dtype=np.int64) - 1
+
+
+def _categories(device: DeviceOverview) -> list[dict[str, Any]]:
+    total = max(device.categories.total, 1)
+    return [
+        {
+            "style": f"c{number}",
+            "name": name,
+            "bytes": size,
+            "requested": device.categories.requested[name],
+            "share": size / total,
+        }
+        for number, (name, size) in enumerate(device.categories.bytes.items())
+    ]
+
+
 def _sites(snapshot: Snapshot, live: Peak, selection: Selection) -> dict[str, Any]:
     shown, others = top_sites(live.sites, selection)
     total = max(live.allocated, 1)
@@ -198,6 +264,7 @@ def _sites(snapshot: Snapshot, live: Peak, selection: Selection) -> dict[str, An
                 "bytes": row.bytes,
                 "requested": row.requested,
                 "blocks": row.blocks,
+                "category": CATEGORIES[row.category] if row.category >= 0 else "",
                 "share": row.bytes / total,
                 "stack": _stack(snapshot, row.stack),
             }
@@ -237,6 +304,12 @@ def _rest(table: pd.DataFrame, selection: Selection) -> int:
 def _leak(snapshot: Snapshot, device: DeviceOverview, number: int, row: Any) -> dict[str, Any]:
     return {
         **row._asdict(),
-        "chart": Markup(step_chart(device.leaks.live[number], f"Live bytes at step ends, growing site {number + 1}")),
+        "chart": Markup(
+            step_chart(
+                device.leaks.live[number],
+                device.leaks.births[number],
+                f"Live bytes at step ends, growing site {number + 1}",
+            )
+        ),
         "frames": _stack(snapshot, row.stack),
     }

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from snapana.analyses.failure import OutOfMemory
+from snapana.analyses.groups import group_at
 from snapana.analyses.oom_message import Explanation
 from snapana.analyses.overview import DeviceOverview, Overview
 from snapana.analyses.peak import Peak
@@ -111,6 +112,9 @@ def _peak(console: Console, snapshot: Snapshot, device: DeviceOverview, selectio
             f"{format_bytes(device.end.allocated)} allocated."
         )
     )
+    shares = [f"{name} {format_bytes(size)}" for name, size in device.categories.bytes.items() if size]
+    if shares:
+        console.print(Text(f"By category: {', '.join(shares)}."))
     _sites(console, live, selection)
 
 
@@ -195,35 +199,101 @@ def _course(course: pd.DataFrame) -> str:
 def _leaks(console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> None:
     _heading(console, "Growth")
     found = device.leaks
+    for line in course_lines(device):
+        console.print(Text(line))
     if not found.judged:
         console.print(
             Text(
-                f"Not judged: {len(device.steps)} steps found. Steps come from Optimizer.step and ProfilerStep marks; "
-                "four are needed."
+                f"Not judged: {len(device.steps)} steps found, four are needed. Steps come from Optimizer.step and "
+                "ProfilerStep marks, from --step NAME, or from what repeats."
             )
         )
         return
     if not len(found.table):
-        console.print(Text(f"No site grows over {found.steps} steps ({device.steps.source})."))
-        return
-    body = [
-        (
-            format_bytes(row.bytes_per_step),
-            f"{row.blocks_per_step:.3g}",
-            format_bytes(row.block_bytes_per_step),
-            f"{row.confidence:.0%}",
-            row.site,
+        console.print(Text(f"No site leaks over {found.steps} steps ({found.source})."))
+    else:
+        body = [
+            (
+                format_bytes(row.bytes_per_step),
+                f"{row.blocks_per_step:.3g}",
+                format_bytes(row.block_bytes_per_step),
+                f"{row.confidence:.0%}",
+                row.site + (f"; usually freed at {row.freed_at}" if row.freed_at else ""),
+            )
+            for row in rows(found.table)
+        ]
+        columns = [
+            ("requested a step", True),
+            ("blocks a step", True),
+            ("occupied a step", True),
+            ("confidence", True),
+            ("site", False),
+        ]
+        console.print(_table(columns, body))
+    kept = found.retained if selection.top is None else found.retained.head(selection.top)
+    if len(kept):
+        console.print(Text("Kept over steps, but no leak", style="underline"))
+        others = [
+            (format_bytes(row.requested), format_count(row.blocks), KIND_WORDS[row.kind], row.site)
+            for row in rows(kept)
+        ]
+        console.print(_table([("requested", True), ("blocks", True), ("kind", False), ("site", False)], others))
+
+
+KIND_WORDS = {
+    "unsure": "grows, but the steps were guessed",
+    "cache_bounded": "fills up, then stays or is replaced",
+    "freed_late": "freed late, as by the garbage collector",
+    "warm_up": "made in warm-up",
+    "one_off": "made once or twice",
+}
+
+
+def course_lines(device: DeviceOverview) -> list[str]:
+    """Write the lines that stand before any table of leaks."""
+    course = device.step_course
+    if course is None:
+        return []
+    sure = "" if device.steps.confidence >= 1 else f", found with {device.steps.confidence:.0%} confidence"
+    lines = [f"{len(device.steps)} steps, by {device.steps.source}{sure}; warm-up takes {device.leaks.warm_up or 1}."]
+    for trend in course.trends:
+        span = format_bytes(trend.low) if trend.low == trend.high else f"{format_bytes(trend.low)} to "
+        span += "" if trend.low == trend.high else format_bytes(trend.high)
+        slope = f" by {format_bytes(trend.per_step)} a step" if trend.per_step else ""
+        lines.append(f"{trend.name}: {trend.kind}{slope}, {span}")
+    if course.varies and not len(device.leaks.table):
+        lines.append(
+            f"Not a leak: step ends are flat at {format_bytes(course.trends[0].high)}, step peaks vary "
+            f"{course.ratio:.1f}x."
         )
-        for row in rows(found.table)
-    ]
-    columns = [
-        ("requested a step", True),
-        ("blocks a step", True),
-        ("occupied a step", True),
-        ("confidence", True),
-        ("site", False),
-    ]
-    console.print(_table(columns, body))
+    if course.projection is not None:
+        lines.append(f"At this slope memory runs out in {format_count(course.projection)} steps.")
+    return lines
+
+
+def print_groups(results: Overview, by: str, selection: Selection) -> None:
+    """Print what is allocated at the peak, or the instant asked for, by another grouping than the site."""
+    console = _console()
+    for device in results.devices:
+        live = device.peak
+        _heading(console, f"Allocated, at {device.at.replace('_', ' ')}, by {by}")
+        table = group_at(results.snapshot, device.device, live.event, by, device.codes)
+        shown, others = top_sites(table, selection)
+        total = max(live.allocated, 1)
+        body = [
+            (
+                format_bytes(row.bytes),
+                f"{row.bytes / total:.1%}",
+                format_bytes(row.requested),
+                format_count(row.blocks),
+                row.name,
+            )
+            for row in rows(shown)
+        ]
+        body.append((format_bytes(others), f"{others / total:.1%}", "", "", "others"))
+        body.append((format_bytes(live.allocated), "100.0%" if live.allocated else "", "", "", "allocated"))
+        columns = [("bytes", True), ("share", True), ("requested", True), ("blocks", True), (by, False)]
+        console.print(_table(columns, body, foot=2))
 
 
 def _oom(console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> None:

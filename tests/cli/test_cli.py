@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from snapana.analyses.rules import CATEGORIES
 from snapana.cli import main
 from tests.builders import History
 from tests.conftest import CHECKOUT, SAMPLES, truth_of
@@ -87,6 +88,7 @@ def test_summary_json_is_the_contract(capsys: pytest.CaptureFixture[str]) -> Non
         "oom_events",
         "churn",
         "categories",
+        "growth",
     }
     peak = device["peak"]
     assert peak["allocated_bytes"] == highest(truth, "allocated")
@@ -105,6 +107,7 @@ def test_summary_json_is_the_contract(capsys: pytest.CaptureFixture[str]) -> Non
     assert failure["limit_bytes"] is None
     assert [finding["code"] for finding in document["findings"]] == [
         "oom.limit",
+        "peak.activations_dominate",
         "churn.retries",
         "peak.largest_site",
         "peak.logits",
@@ -125,7 +128,8 @@ def test_top_and_min_size_fold_rows_into_others(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("part", ["peak", "fragmentation", "leaks", "oom"])
 def test_parts_print_what_the_summary_does(part: str, capsys: pytest.CaptureFixture[str]) -> None:
     whole = run_json(capsys, "summary", OOM)["devices"][0]
-    assert run_json(capsys, part, OOM)["devices"] == [{"device": 0, part: whole[part]}]
+    (device,) = run_json(capsys, part, OOM)["devices"]
+    assert device == {"device": 0, part: whole[part], **({"growth": whole["growth"]} if part == "leaks" else {})}
     code, out, _ = run(capsys, part, OOM)
     assert code == 0
     assert out.strip()
@@ -319,3 +323,97 @@ def test_a_closed_pipe_is_no_failure() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, cwd=CHECKOUT)
     assert done.stdout.strip().splitlines()[-1] == "0"
     assert done.stderr == ""
+
+
+# ---- categories, groups, steps, growth
+
+
+@pytest.mark.parametrize("by", ["site", "category", "file", "function", "annotation", "stream", "pool"])
+def test_groups_close(capsys: pytest.CaptureFixture[str], by: str) -> None:
+    adam = sample("train_adam")
+    found = run_json(capsys, "peak", adam, "--by", by, "--top", "2")["devices"][0]
+    peak = found["peak"]
+    if by == "site":
+        assert "categories" not in found
+        assert sum(site["bytes"] for site in peak["sites"]) + peak["others_bytes"] == peak["allocated_bytes"]
+        assert {site["category"] for site in peak["sites"]} <= set(CATEGORIES)
+    else:
+        assert peak["by"] == by
+        total = sum(group["bytes"] for group in peak["groups"]) + peak["other_groups_bytes"]
+        assert total == peak["allocated_bytes"] == found["categories"]["total_bytes"]
+    assert main(["peak", adam, "--by", by]) == 0
+
+
+@pytest.mark.parametrize("name", ["train_adam", "hf_lora"])
+def test_categories_at_the_optimizer_equal_pytorchs(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    found = run_json(capsys, "peak", sample(name), "--by", "category", "--at", "optimizer")["devices"][0]
+    asked, truth = found["categories"]["requested"], truth_of(name)
+    buffers = {"train_adam": 0, "hf_lora": 128}[name]
+    assert asked["parameters_bytes"] == truth["param_bytes"] + buffers
+    assert asked["gradients_bytes"] == truth["grad_bytes"]
+    assert asked["optimizer_bytes"] == truth["optimizer_bytes"]
+    assert sum(size for key, size in asked.items() if key != "total_bytes") == asked["total_bytes"]
+    assert asked["total_bytes"] == found["peak"]["requested_bytes"]
+
+
+def test_rules_of_the_user_win(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text(
+        '[[rule]]\ncategory = "other"\nfunction = "^attend$"\nfile = "scenarios"\n'
+        '[[rule]]\ncategory = "inputs"\nfunction = "^attend$|^forward$"\n'
+    )
+    before = run_json(capsys, "peak", sample("train_adam"), "--by", "category")["devices"][0]["categories"]
+    after = run_json(capsys, "peak", sample("train_adam"), "--by", "category", "--rules", str(rules))
+    changed = after["devices"][0]["categories"]
+    assert before["other_bytes"] == 0
+    assert changed["other_bytes"] > 0
+    assert changed["inputs_bytes"] > before["inputs_bytes"]
+    assert changed["total_bytes"] == before["total_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("category", "rules.invalid"),
+        ("[[rule]]\ncategory = 'weights'\nfile = 'a'", "rules.invalid"),
+        ("[[rule]]\ncategory = 'inputs'", "rules.invalid"),
+        ("[[rule]]\ncategory = 'inputs'\nfile = '('", "rules.invalid"),
+        ("[[rule]]\ncategory = 'inputs'\ncolour = 'red'", "rules.invalid"),
+        (None, "rules.unreadable"),
+    ],
+)
+def test_bad_rules_are_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str | None, code: str
+) -> None:
+    rules = tmp_path / "rules.toml"
+    if text is not None:
+        rules.write_text(text)
+    assert main(["peak", sample("train_adam"), "--rules", str(rules)]) == 2
+    assert code in capsys.readouterr().err
+
+
+def test_growth_says_when_memory_runs_out(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "leaks", sample("leak_hook"), "--card", "1GiB")["devices"][0]
+    reserved = highest(truth_of("leak_hook"), "reserved")
+    assert found["growth"]["steps_until_full"] == (2**30 - reserved) // 2_097_152
+    assert found["growth"]["trends"][0]["kind"] == "growing"
+    assert main(["leaks", sample("leak_hook"), "--card", "1GiB"]) == 0
+    assert "runs out in" in capsys.readouterr().out
+
+
+def test_steps_by_a_name_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "leaks", sample("train_adam"), "--step", "## forward ##")["devices"][0]
+    assert (found["growth"]["steps_source"], found["growth"]["steps_confidence"]) == ("## forward ##", 1.0)
+    assert main(["leaks", sample("train_adam"), "--step", "## lunch ##"]) == 2
+    assert "## forward ##" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(path.name.removesuffix(".pickle.xz") for path in SAMPLES.glob("*.pickle.xz")))
+def test_every_sample_gives_every_form(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+    for device in run_json(capsys, "summary", sample(name))["devices"]:
+        sums = device["categories"]
+        assert sum(size for key, size in sums.items() if key not in {"total_bytes", "requested"}) == sums["total_bytes"]
+        assert sums["total_bytes"] == device["peak"]["allocated_bytes"]
+    assert main(["summary", sample(name)]) == 0
+    assert main(["summary", sample(name), "--markdown"]) == 0
+    assert main(["report", sample(name), "-o", str(tmp_path / "page.html")]) == 0

@@ -53,12 +53,12 @@ def test_pictures_take_their_colours_from_the_page() -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_shortest_curves_are_drawn(count: int) -> None:
     assert memory_curve(curves(count), [Mark(-1, "peak")]).startswith("<svg")
-    assert step_chart(np.zeros(count, dtype=np.int64), "a").startswith("<svg")
+    assert step_chart(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64), "a").startswith("<svg")
 
 
 def test_labels_cannot_break_out() -> None:
     hostile = '"><script>alert(1)</script>'
-    assert "<script" not in step_chart(np.arange(5), hostile)
+    assert "<script" not in step_chart(np.arange(5), np.ones(5, dtype=np.int64), hostile)
     assert "<script" not in segment_map([MapRow(100, hostile, [MapBlock(0, 10, "c0", hostile)])])
     assert "<script" not in memory_curve(curves(9), [Mark(1, hostile)])
 
