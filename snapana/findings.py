@@ -353,6 +353,20 @@ def _categories(device: DeviceOverview) -> list[Finding]:
                 {"workspace_bytes": workspaces},
             )
         )
+    found += [
+        Finding(
+            "peak.second_copy",
+            "low",
+            device.device,
+            copy.bytes,
+            f"{copy.site} holds {format_bytes(copy.bytes)} in blocks of the same sizes as the parameters, "
+            f"{copy.scale:.2f}x: it looks like a second copy {copy.precision}.",
+            "Is it meant to be there: an average of the weights, a reference model, weights loaded twice or cast?",
+            {"site": copy.site, "scale": copy.scale},
+        )
+        for copy in device.copies
+        if copy.bytes >= 64 * _MIB
+    ]
     kept = device.kept_gradients
     if kept >= 64 * _MIB and kept >= 0.05 * total:
         found.append(

@@ -13,6 +13,7 @@ from snapana.allocator.replay import Coverage
 from snapana.analyses.card import CardUse, card_use
 from snapana.analyses.categories import ACTIVATIONS, Categories, categories_at, categorise, kept_gradients
 from snapana.analyses.churn import Churn, churn
+from snapana.analyses.copies import Copy, copies
 from snapana.analyses.failure import Facts, OutOfMemory
 from snapana.analyses.fragmentation import Fragmentation, course, fragmentation
 from snapana.analyses.instants import Instant, find_instant
@@ -63,6 +64,7 @@ class DeviceOverview:
         categories: what is allocated at the instant of ``peak``, by category.
         failed_categories: likewise at the last failure; the same where nothing failed.
         codes: category of each allocation: see ``categorise``.
+        copies: lines that hold a second copy of the parameters at that instant.
         kept_gradients: bytes of gradients at that instant that an optimizer step before it has used already.
         growing_activations: share of activations in the bytes that leaking sites keep; 0 without leaks.
         step_course: how memory goes on from step to step; None with fewer than three.
@@ -91,6 +93,7 @@ class DeviceOverview:
     categories: Categories
     failed_categories: Categories
     codes: npt.NDArray[np.int64]
+    copies: list[Copy]
     kept_gradients: int
     growing_activations: float
     step_course: Course | None
@@ -196,6 +199,7 @@ def _device(
         categories=categories_at(snapshot, device, at_peak.event, codes),
         failed_categories=categories_at(snapshot, device, at_peak.event if failed is None else failed.event, codes),
         codes=codes,
+        copies=copies(snapshot, device, at_peak.event, codes),
         kept_gradients=kept_gradients(snapshot, device, at_peak.event, codes),
         growing_activations=_activations_among(snapshot, device, growing, codes),
         step_course=step_course(found, growing, _room(facts, reserved)),

@@ -42,8 +42,8 @@ def by_site(snapshot: Snapshot, lives: pd.DataFrame, categories: npt.NDArray[np.
     Returns:
         One row per (file, line, function): ``site``, ``file``, ``line``, ``function``, ``kind``, ``bytes``
         (occupied), ``requested`` (bytes asked for), ``blocks`` (count), ``stack`` (id of the stack with most
-        bytes, -1 if none) and ``category`` (index of that with most bytes, -1 where none are given). The sums
-        are those of ``lives``.
+        bytes, -1 if none), ``largest`` (bytes asked for of the largest block) and ``category`` (index of that
+        with most bytes, -1 where none are given). The sums are those of ``lives``.
 
     """
     sites = site_list(snapshot)
@@ -65,6 +65,7 @@ def by_site(snapshot: Snapshot, lives: pd.DataFrame, categories: npt.NDArray[np.
         blocks=("blocks", "sum"),
         stack=("stack", "first"),
     )
+    largest = table.groupby("code")["requested"].max()
     rows = sums.reset_index()
     named = pd.DataFrame(
         {
@@ -76,6 +77,7 @@ def by_site(snapshot: Snapshot, lives: pd.DataFrame, categories: npt.NDArray[np.
         }
     )
     joined = pd.concat([named, rows], axis=1)
+    joined["largest"] = largest.reindex(joined["code"]).to_numpy()
     joined["category"] = [kinds.get(code, -1) for code in rows["code"]]
     order = np.lexsort((joined["site"].to_numpy().astype(str), -joined["bytes"].to_numpy()))
     return joined.iloc[order].reset_index(drop=True)

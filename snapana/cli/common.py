@@ -100,6 +100,26 @@ def rules_option(command: Command) -> Command:
     return option(command)
 
 
+def dims_option(command: Command) -> Command:
+    """Add the model's dimensions."""
+    option = click.option(
+        "--dims",
+        default=None,
+        metavar="NAME=N,...",
+        help="Dimensions of the model, such as vocab=32000,hidden=2048: sizes are written as their products.",
+    )
+    return option(command)
+
+
+def dims_from(text: str | None) -> dict[str, int]:
+    """Read the model's dimensions, if any."""
+    if text is None:
+        return {}
+    from snapana.analyses.dims import parse_dims
+
+    return parse_dims(text)
+
+
 def rules_from(path: str | None) -> tuple[Rule, ...]:
     """Read the user's rules, if any."""
     if path is None:

@@ -9,6 +9,8 @@ import click
 from snapana.cli.common import (
     at_option,
     card_options,
+    dims_from,
+    dims_option,
     facts,
     input_options,
     print_json,
@@ -29,6 +31,7 @@ def _print(
     max_input: int,
     as_json: bool,
     by: str = "site",
+    dims: str | None = None,
     **known: Any,
 ) -> None:
     """Analyse and print one part of every device."""
@@ -36,7 +39,7 @@ def _print(
     from snapana.loading import load_snapshot
     from snapana.report.select import Selection
 
-    selection = Selection(top or None, min_size)
+    selection = Selection(top or None, min_size, dims_from(dims))
     with progress() as tell:
         snapshot = load_snapshot(input, max_input=max_input, progress=tell)
         results = overview(snapshot, device=device, progress=tell, **known)
@@ -73,6 +76,7 @@ def _peak(
     at: str | None,
     by: str,
     rules: str | None,
+    dims: str | None,
     as_json: bool,
 ) -> None:
     """Print what was allocated at the peak of INPUT, by line of code or otherwise, with the sum of the rest.
@@ -89,8 +93,9 @@ def _peak(
     Examples:
       snapana peak profil_vram.pickle --top 10
       snapana peak profil_vram.pickle --by category --at optimizer
+      snapana peak profil_vram.pickle --dims vocab=32000,hidden=2048,seq=1024
     """
-    _print("peak", input, top, min_size, device, max_input, as_json, by, at=at, rules=rules_from(rules))
+    _print("peak", input, top, min_size, device, max_input, as_json, by, dims, at=at, rules=rules_from(rules))
 
 
 def _fragmentation(
@@ -135,6 +140,7 @@ peak = _command(
     _peak,
     at_option,
     rules_option,
+    dims_option,
     click.option("--by", type=click.Choice(_BY), default="site", show_default=True, help="What to group by."),
 )
 fragmentation = _command("fragmentation", _fragmentation, at_option)

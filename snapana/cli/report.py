@@ -11,6 +11,8 @@ from snapana.cli.common import (
     card_options,
     check_new,
     default_output,
+    dims_from,
+    dims_option,
     facts,
     input_options,
     print_json,
@@ -28,6 +30,7 @@ from snapana.cli.common import (
 @card_options
 @step_option
 @rules_option
+@dims_option
 @click.option("-o", "--output", default=None, metavar="FILE", help="Where to write; - for stdout. Default: INPUT.html.")
 @click.option("--force", is_flag=True, help="Replace the output if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print where the report went as JSON.")
@@ -45,6 +48,7 @@ def report(
     card: int | None,
     step: str | None,
     rules: str | None,
+    dims: str | None,
     as_json: bool,
 ) -> None:
     """Write what filled the GPU's memory as one self-contained HTML file.
@@ -71,7 +75,7 @@ def report(
         snapshot = load_snapshot(input, max_input=max_input, progress=tell)
         results = overview(snapshot, device=device, at=at, facts=known, step=step, rules=own, progress=tell)
         tell("Writing the report")
-        page = render_report(results, judge(results), Selection(top or None, min_size))
+        page = render_report(results, judge(results), Selection(top or None, min_size, dims_from(dims)))
     if output == "-":
         click.echo(page, nl=False)
         return

@@ -6,6 +6,8 @@ import click
 
 from snapana.cli.common import (
     card_options,
+    dims_from,
+    dims_option,
     facts,
     input_options,
     print_json,
@@ -21,6 +23,7 @@ from snapana.cli.common import (
 @card_options
 @step_option
 @rules_option
+@dims_option
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON document (schema 1).")
 @click.option("--markdown", is_flag=True, help="Print Markdown, to paste into a ticket.")
 def summary(
@@ -34,6 +37,7 @@ def summary(
     card: int | None,
     step: str | None,
     rules: str | None,
+    dims: str | None,
     as_json: bool,
     markdown: bool,
 ) -> None:
@@ -53,7 +57,7 @@ def summary(
 
     if as_json and markdown:
         raise click.UsageError("--json and --markdown exclude each other.")
-    selection = Selection(top or None, min_size)
+    selection = Selection(top or None, min_size, dims_from(dims))
     known, own = facts(message, capacity, card), rules_from(rules)
     with progress() as tell:
         snapshot = load_snapshot(input, max_input=max_input, progress=tell)

@@ -11,6 +11,7 @@ import pandas as pd
 from snapana._version import __version__
 from snapana.analyses.card import CardUse
 from snapana.analyses.categories import Categories
+from snapana.analyses.dims import as_product
 from snapana.analyses.failure import OutOfMemory
 from snapana.analyses.fragmentation import Fragmentation
 from snapana.analyses.groups import group_at
@@ -123,7 +124,7 @@ def device_object(snapshot: Snapshot, device: DeviceOverview, selection: Selecti
     }
 
 
-def _site(snapshot: Snapshot, row: Any) -> dict[str, Any]:
+def _site(snapshot: Snapshot, row: Any, selection: Selection) -> dict[str, Any]:
     return {
         "site": row.site,
         "file": row.file or None,
@@ -131,6 +132,8 @@ def _site(snapshot: Snapshot, row: Any) -> dict[str, Any]:
         "function": row.function or None,
         "bytes": int(row.bytes),
         "blocks": int(row.blocks),
+        "largest_block_bytes": int(row.largest),
+        "largest_block": as_product(int(row.largest), selection.dims) if selection.dims else None,
         "category": CATEGORIES[int(row.category)] if int(row.category) >= 0 else None,
         "stack": snapshot.stacks.text(int(row.stack)),
     }
@@ -147,7 +150,7 @@ def _peak(snapshot: Snapshot, peak: Peak, selection: Selection) -> dict[str, Any
         "requested_bytes": peak.requested,
         "reserved_bytes": peak.reserved,
         "attributed_bytes": int(peak.sites["bytes"][named].sum()),
-        "sites": [_site(snapshot, row) for row in rows(shown)],
+        "sites": [_site(snapshot, row, selection) for row in rows(shown)],
         "others_bytes": others,
     }
 
@@ -252,7 +255,7 @@ def _waiting(snapshot: Snapshot, device: DeviceOverview, selection: Selection) -
         "pending_bytes": waits.bytes,
         "peak_allocated_bytes": waits.peak_allocated,
         "peak_active_bytes": waits.peak_active,
-        "sites": [_site(snapshot, row) for row in rows(shown)],
+        "sites": [_site(snapshot, row, selection) for row in rows(shown)],
         "others_bytes": others,
     }
 
@@ -440,7 +443,7 @@ def _oom(snapshot: Snapshot, oom: OutOfMemory, selection: Selection) -> dict[str
         "verdict": oom.verdict,
         "reasons": list(oom.reasons),
         "changes": [{"what": change.what, "bytes": change.bytes, "enough": change.enough} for change in oom.changes],
-        "top_sites": [_site(snapshot, row) for row in rows(shown)],
+        "top_sites": [_site(snapshot, row, selection) for row in rows(shown)],
         "others_bytes": others,
         "message": None if oom.message is None else message_object(oom.message),
     }

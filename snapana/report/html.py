@@ -26,7 +26,7 @@ from snapana.report.contract import settings_object
 from snapana.report.map import MAP_ROWS, map_key, map_rows
 from snapana.report.select import Selection, top_sites
 from snapana.report.templates import environment
-from snapana.report.text import KIND_WORDS, course_lines
+from snapana.report.text import KIND_WORDS, course_lines, products
 from snapana.snapshot.model import Snapshot
 from snapana.units import format_bytes
 
@@ -259,7 +259,7 @@ def _sites(snapshot: Snapshot, live: Peak, selection: Selection) -> dict[str, An
     return {
         "rows": [
             {
-                "site": row.site,
+                "site": row.site + products(row, selection),
                 "file": row.file,
                 "bytes": row.bytes,
                 "requested": row.requested,

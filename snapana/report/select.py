@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -14,11 +14,13 @@ class Selection:
     Attributes:
         top: at most so many rows; None for all.
         min_size: only rows of at least so many bytes.
+        dims: of the model, by name: sizes are written as their products.
 
     """
 
     top: int | None = 20
     min_size: int = 0
+    dims: dict[str, int] = field(default_factory=dict)
 
 
 def top_sites(sites: pd.DataFrame, selection: Selection) -> tuple[pd.DataFrame, int]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from snapana.analyses.dims import as_product
 from snapana.analyses.failure import OutOfMemory
 from snapana.analyses.groups import group_at
 from snapana.analyses.oom_message import Explanation
@@ -94,11 +96,23 @@ def _sites(console: Console, live: Peak, selection: Selection) -> None:
     shown, others = top_sites(live.sites, selection)
     total = max(live.allocated, 1)
     body = [
-        (format_bytes(row.bytes), f"{row.bytes / total:.1%}", format_count(row.blocks), row.site) for row in rows(shown)
+        (
+            format_bytes(row.bytes),
+            f"{row.bytes / total:.1%}",
+            format_count(row.blocks),
+            row.site + products(row, selection),
+        )
+        for row in rows(shown)
     ]
     body.append((format_bytes(others), f"{others / total:.1%}", "", f"others ({len(live.sites) - len(shown)} sites)"))
     body.append((format_bytes(live.allocated), "100.0%" if live.allocated else "", "", "allocated"))
     console.print(_table([("bytes", True), ("share", True), ("blocks", True), ("site", False)], body, foot=2))
+
+
+def products(row: Any, selection: Selection) -> str:
+    """Write the size of a site's largest block as a product of the model's dimensions, where it is one."""
+    written = as_product(int(row.largest), selection.dims) if selection.dims else None
+    return "" if written is None else f"  ({format_bytes(int(row.largest))} = {written})"
 
 
 def _peak(console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> None:
