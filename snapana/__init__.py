@@ -16,19 +16,35 @@ from snapana.errors import SnapanaError
 
 if TYPE_CHECKING:
     from snapana.analyses.overview import Overview, overview
+    from snapana.analyses.traces import trace_overview
     from snapana.findings import Finding, judge
     from snapana.snapshot.model import Snapshot
+    from snapana.trace.model import Trace
 
 # Imported on first use: pandas alone takes longer than `snapana --help` may.
 _LAZY = {
     "Finding": "snapana.findings",
     "Overview": "snapana.analyses.overview",
     "Snapshot": "snapana.snapshot.model",
+    "Trace": "snapana.trace.model",
+    "trace_overview": "snapana.analyses.traces",
     "judge": "snapana.findings",
     "overview": "snapana.analyses.overview",
 }
 
-__all__ = ["Finding", "Overview", "SnapanaError", "Snapshot", "__version__", "judge", "load", "overview"]
+__all__ = [
+    "Finding",
+    "Overview",
+    "SnapanaError",
+    "Snapshot",
+    "Trace",
+    "__version__",
+    "judge",
+    "load",
+    "load_trace",
+    "overview",
+    "trace_overview",
+]
 
 
 def load(path: str | os.PathLike[str], *, max_input: int | None = None) -> Snapshot:
@@ -45,6 +61,22 @@ def load(path: str | os.PathLike[str], *, max_input: int | None = None) -> Snaps
     from snapana.loading import load_snapshot
 
     return load_snapshot(path, max_input=max_input)
+
+
+def load_trace(path: str | os.PathLike[str], *, max_input: int | None = None) -> Trace:
+    """Read a Chrome trace of torch.profiler, possibly compressed; damaged ones are mended where that is possible.
+
+    Args:
+        path: file, or ``"-"`` for standard input.
+        max_input: refuse more than so many bytes after decompression; 16 GiB by default.
+
+    Raises:
+        SnapanaError: the file cannot be read, or is no trace; ``code`` says which.
+
+    """
+    from snapana.loading import load_trace as load
+
+    return load(path, max_input=max_input)
 
 
 def __getattr__(name: str) -> Any:

@@ -50,7 +50,7 @@ class Finding:
 
 def judge(results: Overview) -> list[Finding]:
     """Judge all devices; the most severe first, then the largest."""
-    found = [
+    found = _of_trace(results) + [
         finding
         for device in results.devices
         for finding in (
@@ -75,6 +75,80 @@ def judge(results: Overview) -> list[Finding]:
 
 
 # ---- what the file can tell
+
+
+def _of_trace(results: Overview) -> list[Finding]:
+    trace = results.trace
+    if trace is None:
+        return []
+    found = []
+    if not len(trace.memory):
+        found.append(
+            Finding(
+                "trace.no_memory",
+                "medium",
+                -1,
+                None,
+                "The trace holds no memory events: nothing can be told of memory.",
+                "Call torch.profiler.profile(..., profile_memory=True, with_stack=True, record_shapes=True).",
+            )
+        )
+    elif not len(trace.python):
+        found.append(
+            Finding(
+                "trace.no_stacks",
+                "info",
+                -1,
+                None,
+                "The trace holds no Python functions: memory is told by operator, not by line.",
+                "Call torch.profiler.profile(..., with_stack=True).",
+            )
+        )
+    if trace.repairs:
+        what = ", ".join(f"{kind.replace('_', ' ')}: {format_count(count)}" for kind, count in trace.repairs.items())
+        found.append(
+            Finding(
+                "trace.repaired",
+                "low",
+                -1,
+                None,
+                f"The file was no sound JSON and was mended: {what}.",
+                "",
+                {**trace.repairs},
+            )
+        )
+    for device in results.devices:
+        found += _cost(device)
+    return found
+
+
+def _cost(device: DeviceOverview) -> list[Finding]:
+    """Say what memory management costs, where it is more than a little."""
+    found = None if device.profile is None else device.profile.cost
+    if found is None or found.share is None or found.share < 0.02:
+        return []
+    steady = found.steps
+    each = format_bytes(float(steady["reserved_up"].median()))
+    called = f" {found.emptied_at} calls empty_cache() {format_count(found.emptied)} times." if found.emptied else ""
+    return [
+        Finding(
+            "churn.empty_cache" if found.emptied >= len(steady) else "churn.driver_calls",
+            "medium",
+            device.device,
+            int(steady["reserved_up"].median()),
+            f"A steady step makes {steady['allocs'].median():.0f} calls that get memory and "
+            f"{steady['frees'].median():.0f} that give it back, {each} each way: {found.share:.0%} of the step."
+            f"{called}",
+            "Take empty_cache() out of the loop: each step asks the driver for the same memory again."
+            if found.emptied
+            else "The cache does not hold what a step needs: see fragmentation in a snapshot.",
+            {
+                "allocs_per_step": float(steady["allocs"].median()),
+                "frees_per_step": float(steady["frees"].median()),
+                "share": found.share,
+            },
+        )
+    ]
 
 
 def _window(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
@@ -385,7 +459,9 @@ def _categories(device: DeviceOverview) -> list[Finding]:
 
 
 def _utilization(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
-    cache = device.fragmentation
+    if device.space is None:
+        return []
+    cache = device.space.fragmentation
     if cache.utilization is None or cache.utilization >= 0.8:
         return []
     gap = round(cache.reserved * (1 - cache.utilization))
@@ -410,7 +486,9 @@ def _utilization(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
 
 
 def _pins(device: DeviceOverview) -> list[Finding]:
-    cache = device.view
+    if device.space is None:
+        return []
+    cache = device.space.view
     if not len(cache.pins) or cache.unreleasable < min(_GIB, max(_GIB // 4, cache.reserved // 10)):
         return []
     alone = cache.pins[cache.pins["site"] != SEVERAL_SITES]
@@ -439,7 +517,9 @@ def _pins(device: DeviceOverview) -> list[Finding]:
 
 
 def _rounding(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
-    cache = device.fragmentation
+    if device.space is None:
+        return []
+    cache = device.space.fragmentation
     share = cache.internal_waste / cache.active if cache.active else 0.0
     if share < 0.1 or cache.internal_waste < 64 * _MIB:
         return []
@@ -490,6 +570,9 @@ def _pending(device: DeviceOverview) -> list[Finding]:
 
 def _empty_cache(device: DeviceOverview) -> list[Finding]:
     """Accuse only calls that name ``empty_cache``, from one line, in most steps."""
+    if device.space is None:
+        return []
+    churn = device.space.churn
     enough = max(3, 0.8 * len(device.steps))
     return [
         Finding(
@@ -500,16 +583,16 @@ def _empty_cache(device: DeviceOverview) -> list[Finding]:
             f"empty_cache() at {row.site} gave memory back {format_count(int(row.calls))} times"
             f"{_once_a_step(float(row.per_step))}, {row.segments / row.calls:.3g} segments and "
             f"{format_bytes(row.bytes / row.calls)} each time"
-            + (f"; a step allocates {device.churn.per_step:.3g} segments anew." if device.churn.per_step else "."),
+            + (f"; a step allocates {churn.per_step:.3g} segments anew." if churn.per_step else "."),
             "Take it out of the loop: the next step has to ask the driver again, and each time the GPU waits.",
             {
                 "site": str(row.site),
                 "calls": int(row.calls),
                 "calls_per_step": None if math.isnan(row.per_step) else float(row.per_step),
-                "segments_per_step": device.churn.per_step,
+                "segments_per_step": churn.per_step,
             },
         )
-        for row in rows(device.churn.emptied)
+        for row in rows(churn.emptied)
         if row.named and row.calls >= enough
     ]
 
@@ -522,8 +605,8 @@ def _once_a_step(per_step: float) -> str:
 
 def _retries(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
     """Report allocations that only fitted once the cache was released: each waits for the GPU and the driver."""
-    found = device.churn
-    if not found.retries or found.released_bytes is None:
+    found = None if device.space is None else device.space.churn
+    if found is None or not found.retries or found.released_bytes is None:
         return []
     return [
         Finding(
@@ -665,12 +748,14 @@ def _cause(device: DeviceOverview) -> str:
             f"Growth: {len(device.leaks.table)} site(s) keep more with every step, first {first['site']} with "
             f"{format_bytes(float(first['bytes_per_step']))} a step."
         )
-    cache = device.fragmentation
+    growth = "no site grows from step to step" if device.leaks.judged else "growth could not be judged (no steps)"
+    if device.space is None:
+        return f"A profiler trace does not tell how memory is laid out; {growth}."
+    cache = device.space.fragmentation
     if cache.utilization is not None and cache.utilization < 0.8 and cache.reserved * (1 - cache.utilization) >= _GIB:
         return (
             f"Fragmentation: only {cache.utilization:.0%} of what was reserved was ever in use at once; "
             f"{format_bytes(cache.unreleasable)} could not be given back."
         )
     used = f"{cache.utilization:.0%} of what was reserved was in use" if cache.utilization is not None else ""
-    growth = "no site grows from step to step" if device.leaks.judged else "growth could not be judged (no steps)"
     return f"Neither fragmentation nor growth: {used} at the fullest, and {growth}."

@@ -47,3 +47,8 @@ def parse_size(text: str) -> int:
     if "." not in number:
         return int(number) * int(1024**power)
     return int(float(number) * 1024**power)
+
+
+def known(value: int) -> int | None:
+    """Give a figure, None for -1, which stands for an unknown one in columns."""
+    return None if value < 0 else value

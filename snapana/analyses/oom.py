@@ -105,13 +105,14 @@ def _explain(
     pool, recorded = _pool_of_request(replay.allocations, layout, request.event, request.pool)
     room = _room(layout, small=small, stream=request.stream, pool=pool)
     live = instant(snapshot, device, request.event, categories)
-    message = _matching(facts.messages, device, segment, live.allocated, live.reserved)
+    reserved = live.reserved or 0
+    message = _matching(facts.messages, device, segment, live.allocated, reserved)
     free = request.device_free
     free = free if free is not None or message is None else message.free
-    card = _card(facts, free, live.reserved)
+    card = _card(facts, free, reserved)
     limit = facts.limit if facts.limit is not None else message.allowed if message is not None else None
     limited = free is not None and free >= segment
-    rest = None if card is None or free is None else max(0, card - free - live.reserved)
+    rest = None if card is None or free is None else max(0, card - free - reserved)
     others = message.others_total if message is not None else None
     known = limit is not None or (message is not None and message.capacity is not None)
     failure = OutOfMemory(
@@ -129,7 +130,7 @@ def _explain(
         fatal=request.fatal,
         allocated=live.allocated,
         active=live.active,
-        reserved=live.reserved,
+        reserved=reserved,
         own_free=room.own_free,
         largest_hole=room.largest_hole,
         pool_held=room.pool_held,
@@ -138,8 +139,8 @@ def _explain(
         device_free=free,
         released_before=_released_before(replay.events, request.event),
         limit=limit,
-        limit_low=live.reserved if limited and not known else None,
-        limit_high=live.reserved + segment if limited and not known else None,
+        limit_low=reserved if limited and not known else None,
+        limit_high=reserved + segment if limited and not known else None,
         card=card,
         others=others,
         # The rest of the card, so that all parts sum to it: what the message prints is rounded.

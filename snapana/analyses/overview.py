@@ -14,6 +14,7 @@ from snapana.analyses.card import CardUse, card_use
 from snapana.analyses.categories import ACTIVATIONS, Categories, categories_at, categorise, kept_gradients
 from snapana.analyses.churn import Churn, churn
 from snapana.analyses.copies import Copy, copies
+from snapana.analyses.cost import Cost
 from snapana.analyses.failure import Facts, OutOfMemory
 from snapana.analyses.fragmentation import Fragmentation, course, fragmentation
 from snapana.analyses.instants import Instant, find_instant
@@ -28,16 +29,64 @@ from snapana.analyses.trend import Course, step_course
 from snapana.analyses.waiting import Waiting, waiting
 from snapana.errors import SnapanaError
 from snapana.snapshot.model import Snapshot
+from snapana.trace.model import Trace
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Bytes of one device at the end of the window."""
+    """Bytes of one device at the end of the window; None where unknown."""
 
     allocated: int
-    active: int
-    requested: int
-    reserved: int
+    active: int | None
+    requested: int | None
+    reserved: int | None
+
+
+@dataclass(frozen=True)
+class Space:
+    """What only a snapshot tells, since it has segments.
+
+    Attributes:
+        fragmentation: at the highest ``reserved``, or the instant that was asked for.
+        course: of fragmentation over the window: see ``fragmentation.course``.
+        view: the instant that the map and the card show: what was asked for, the last failure, or peak reserved.
+        card: the whole card at that instant.
+        churn: segments made and given back.
+
+    """
+
+    fragmentation: Fragmentation
+    course: pd.DataFrame
+    view: Fragmentation
+    card: CardUse
+    churn: Churn
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What only a profiler trace tells.
+
+    Attributes:
+        device_type: ``c10::DeviceType``: 0 is the CPU, 1 CUDA, 6 HIP, 12 XPU, 20 a private one.
+        cost: time in the runtime's memory calls; None for the CPU.
+        operators: one row per operator, most allocated first: ``name``, ``allocated``, ``freed``, ``net`` (bytes),
+            ``at_peak`` (bytes alive at the peak; they sum to it), ``allocations``.
+        modules: likewise by ``nn.Module``.
+        forward: likewise by the forward operator whose backward pass asked.
+        lost_bytes: by which totals differ from the sum of the events.
+        failures: failed allocations: ``event``, ``time_us``, ``requested``, ``allocated``, ``reserved``, ``stack``.
+        total_memory: of the card, None if not given.
+
+    """
+
+    device_type: int
+    cost: Cost | None
+    operators: pd.DataFrame
+    modules: pd.DataFrame
+    forward: pd.DataFrame
+    lost_bytes: int
+    failures: pd.DataFrame
+    total_memory: int | None
 
 
 @dataclass(frozen=True)
@@ -51,12 +100,8 @@ class DeviceOverview:
         at: name of that instant: ``peak`` unless asked otherwise.
         peak_reserved_event: event of the highest ``reserved``, -1 before the first.
         peak_reserved_us: its time, None if not recorded.
-        peak_reserved: its bytes.
+        peak_reserved: its bytes; None on the CPU.
         end: totals after the last event.
-        fragmentation: at the highest ``reserved``, or the instant that was asked for.
-        course: of fragmentation over the window: see ``fragmentation.course``.
-        view: the instant that the map and the card show: what was asked for, the last failure, or peak reserved.
-        card: the whole card at that instant.
         waiting: what waited for other streams when most did.
         logits: what the loss held at the peak, or at the last failure; None where nothing is known of one.
         steps: training steps.
@@ -70,7 +115,8 @@ class DeviceOverview:
         step_course: how memory goes on from step to step; None with fewer than three.
         oom: failed allocations; of very many the last.
         oom_events: how many failed in the window.
-        churn: segments made and given back.
+        space: what depends on segments; None for a trace.
+        profile: what only a trace tells; None for a snapshot.
 
     """
 
@@ -80,12 +126,8 @@ class DeviceOverview:
     at: str
     peak_reserved_event: int
     peak_reserved_us: int | None
-    peak_reserved: int
+    peak_reserved: int | None
     end: Totals
-    fragmentation: Fragmentation
-    course: pd.DataFrame
-    view: Fragmentation
-    card: CardUse
     waiting: Waiting
     logits: Logits | None
     steps: Steps
@@ -99,7 +141,8 @@ class DeviceOverview:
     step_course: Course | None
     oom: list[OutOfMemory]
     oom_events: int
-    churn: Churn
+    space: Space | None
+    profile: Profile | None = None
 
     @property
     def fatal_oom(self) -> OutOfMemory | None:
@@ -115,12 +158,19 @@ class Overview:
         snapshot: the file.
         devices: results of each.
         facts: what was known besides the file.
+        trace: the trace that the model was made from; None for a snapshot.
 
     """
 
     snapshot: Snapshot
     devices: tuple[DeviceOverview, ...]
     facts: Facts
+    trace: Trace | None = None
+
+    @property
+    def events(self) -> int:
+        """Entries of the file: all of a trace, also those that say nothing of memory."""
+        return len(self.snapshot.events) if self.trace is None else self.trace.events
 
 
 def overview(
@@ -188,10 +238,6 @@ def _device(
         peak_reserved_us=replay.time_us(fullest.event),
         peak_reserved=reserved,
         end=Totals(int(last["allocated"]), int(last["active"]), int(last["requested"]), int(last["reserved"])),
-        fragmentation=cache,
-        course=course(snapshot, device),
-        view=view,
-        card=card_use(view, categories_at(snapshot, device, view.event, codes), facts, shown),
         waiting=waiting(snapshot, device),
         logits=logits(snapshot, device, at_peak.event if failed is None else failed.event),
         steps=found,
@@ -205,7 +251,13 @@ def _device(
         step_course=step_course(found, growing, _room(facts, reserved)),
         oom=failures,
         oom_events=int((replay.events["action"] == "oom").sum()),
-        churn=churn(snapshot, device, found),
+        space=Space(
+            fragmentation=cache,
+            course=course(snapshot, device),
+            view=view,
+            card=card_use(view, categories_at(snapshot, device, view.event, codes), facts, shown),
+            churn=churn(snapshot, device, found),
+        ),
     )
 
 

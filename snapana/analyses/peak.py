@@ -10,6 +10,7 @@ import pandas as pd
 
 from snapana.analyses.sites import by_site
 from snapana.snapshot.model import Snapshot
+from snapana.units import known
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class Peak:
         time_us: microseconds since the Unix epoch, None if not recorded.
         allocated: bytes of blocks in use: what ``torch.cuda.memory_allocated()`` said.
         active: bytes including blocks that wait for another stream.
-        requested: bytes that the program asked for.
-        reserved: bytes of all segments: ``torch.cuda.memory_reserved()``.
+        requested: bytes that the program asked for; None where only blocks were recorded.
+        reserved: bytes of all segments: ``torch.cuda.memory_reserved()``; None on the CPU.
         sites: as of ``by_site``; its ``bytes`` sum to ``allocated``.
 
     """
@@ -31,8 +32,8 @@ class Peak:
     time_us: int | None
     allocated: int
     active: int
-    requested: int
-    reserved: int
+    requested: int | None
+    reserved: int | None
     sites: pd.DataFrame
 
 
@@ -53,7 +54,7 @@ def instant(snapshot: Snapshot, device: int, event: int, categories: npt.NDArray
         time_us=replay.time_us(event),
         allocated=int(row["allocated"]),
         active=int(row["active"]),
-        requested=int(row["requested"]),
-        reserved=int(row["reserved"]),
+        requested=known(int(row["requested"])),
+        reserved=known(int(row["reserved"])),
         sites=by_site(snapshot, replay.live(event), categories),
     )

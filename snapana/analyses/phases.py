@@ -37,6 +37,9 @@ _COMPILER = re.compile(r"/torch/(?:_inductor|_dynamo|_functorch|_higher_order_op
 _NODE = re.compile(r"Backward\d*(?:::|$)|autograd::Engine|evaluate_function|AccumulateGrad")
 
 
+_APPLIES = re.compile(r"Backward\d*::apply\(\)$")
+
+
 @dataclass(frozen=True)
 class StackTraits:
     """Traits of each stack of a file; the last element of each array stands for no stack at all.
@@ -109,6 +112,10 @@ def _traits(frames: Sequence[tuple[str, str, int, str]]) -> set[str]:
             found.add("direct")
     elif not native or any(_NODE.search(name) for name in native):
         found.add("backward")
+    if any(_APPLIES.search(name) for name in native):
+        # A trace gives a backward operator the lines of its forward one.
+        found.add("backward")
+        found.discard("module")
     if any(_CUDNN.search(name) for name in native):
         found.add("convolution")
     if any(_WORKSPACE.search(name) for name in native[:40]):

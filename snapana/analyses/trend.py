@@ -75,7 +75,9 @@ def step_course(steps: Steps, found: Leaks, room: int | None) -> Course | None:
         ("peak per step", "peak_allocated"),
         ("reserved", "peak_reserved"),
     )
-    trends = tuple(_trend(name, table[column].to_numpy(dtype=np.int64)[warm:]) for name, column in columns)
+    values = ((name, table[column].to_numpy(dtype=np.int64)[warm:]) for name, column in columns)
+    # What is reserved is unknown on the CPU.
+    trends = tuple(_trend(name, column) for name, column in values if int(column.max()) >= 0)
     peaks = table["peak_allocated"].to_numpy(dtype=np.int64)[warm:]
     growth = float(found.table["block_bytes_per_step"].sum()) if found.judged else 0.0
     steps_left = int(room / growth) if room is not None and growth > 0 else None

@@ -35,14 +35,12 @@ def _print(
     **known: Any,
 ) -> None:
     """Analyse and print one part of every device."""
-    from snapana.analyses.overview import overview
-    from snapana.loading import load_snapshot
+    from snapana.cli.analyse import analyse, only_overview
     from snapana.report.select import Selection
 
     selection = Selection(top or None, min_size, dims_from(dims))
     with progress() as tell:
-        snapshot = load_snapshot(input, max_input=max_input, progress=tell)
-        results = overview(snapshot, device=device, progress=tell, **known)
+        results = only_overview(analyse(input, max_input=max_input, progress=tell, device=device, **known))
     if as_json:
         from snapana.report.contract import part
 

@@ -61,21 +61,26 @@ def report(
       snapana report profil_vram.pickle
       snapana report profil_vram.pickle -o ticket-1234.html --top 50
     """
-    from snapana.analyses.overview import overview
+    from snapana.cli.analyse import analyse
     from snapana.findings import judge
-    from snapana.loading import load_snapshot
     from snapana.report.html import render_report
     from snapana.report.select import Selection
+    from snapana.report.timeline import render_timeline
+    from snapana.trace.model import Timeline
 
     target = default_output(input, ".html") if output is None else Path(output)
     if output != "-":
         check_new(target, force=force)
     known, own = facts(message, capacity, card), rules_from(rules)
     with progress() as tell:
-        snapshot = load_snapshot(input, max_input=max_input, progress=tell)
-        results = overview(snapshot, device=device, at=at, facts=known, step=step, rules=own, progress=tell)
+        found = analyse(
+            input, max_input=max_input, progress=tell, device=device, at=at, facts=known, step=step, rules=own
+        )
         tell("Writing the report")
-        page = render_report(results, judge(results), Selection(top or None, min_size, dims_from(dims)))
+        if isinstance(found, Timeline):
+            page = render_timeline(found)
+        else:
+            page = render_report(found, judge(found), Selection(top or None, min_size, dims_from(dims)))
     if output == "-":
         click.echo(page, nl=False)
         return

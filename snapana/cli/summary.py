@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from snapana.cli.common import (
@@ -16,6 +18,9 @@ from snapana.cli.common import (
     rules_option,
     step_option,
 )
+
+if TYPE_CHECKING:
+    from snapana.trace.model import Timeline
 
 
 @click.command()
@@ -50,19 +55,21 @@ def summary(
       snapana summary profil_vram.pickle
       snapana summary profil_vram.pickle --json | jq .findings
     """
-    from snapana.analyses.overview import overview
+    from snapana.cli.analyse import analyse
     from snapana.findings import judge
-    from snapana.loading import load_snapshot
     from snapana.report.select import Selection
+    from snapana.trace.model import Timeline
 
     if as_json and markdown:
         raise click.UsageError("--json and --markdown exclude each other.")
     selection = Selection(top or None, min_size, dims_from(dims))
     known, own = facts(message, capacity, card), rules_from(rules)
     with progress() as tell:
-        snapshot = load_snapshot(input, max_input=max_input, progress=tell)
-        results = overview(snapshot, device=device, facts=known, step=step, rules=own, progress=tell)
-        found = judge(results)
+        results = analyse(input, max_input=max_input, progress=tell, device=device, facts=known, step=step, rules=own)
+    if isinstance(results, Timeline):
+        _timeline(results, as_json=as_json, markdown=markdown)
+        return
+    found = judge(results)
     if as_json:
         from snapana.report.contract import document
 
@@ -75,3 +82,14 @@ def summary(
         from snapana.report.text import print_summary
 
         print_summary(results, found, selection)
+
+
+def _timeline(timeline: Timeline, *, as_json: bool, markdown: bool) -> None:
+    from snapana.report.timeline import print_timeline, timeline_document, timeline_markdown
+
+    if as_json:
+        print_json(timeline_document(timeline))
+    elif markdown:
+        click.echo(timeline_markdown(timeline))
+    else:
+        print_timeline(timeline)

@@ -11,13 +11,14 @@ import pandas as pd
 from snapana._version import __version__
 from snapana.analyses.card import CardUse
 from snapana.analyses.categories import Categories
+from snapana.analyses.churn import Churn
 from snapana.analyses.dims import as_product
 from snapana.analyses.failure import OutOfMemory
 from snapana.analyses.fragmentation import Fragmentation
 from snapana.analyses.groups import group_at
 from snapana.analyses.leaks import Leaks
 from snapana.analyses.oom_message import Explanation
-from snapana.analyses.overview import DeviceOverview, Overview
+from snapana.analyses.overview import DeviceOverview, Overview, Profile
 from snapana.analyses.peak import Peak
 from snapana.analyses.pins import pin_age
 from snapana.analyses.rules import CATEGORIES
@@ -36,7 +37,7 @@ def document(results: Overview, found: list[Finding], selection: Selection) -> d
     snapshot = results.snapshot
     return {
         "snapana": {"version": __version__, "schema": SCHEMA},
-        "input": input_object(snapshot),
+        "input": input_object(results),
         "settings": settings_object(snapshot),
         "devices": [device_object(snapshot, device, selection) for device in results.devices],
         "findings": [asdict(finding) for finding in found],
@@ -59,15 +60,18 @@ def part(results: Overview, name: str, selection: Selection, *, by: str = "site"
     return {"devices": devices}
 
 
-def input_object(snapshot: Snapshot) -> dict[str, Any]:
+def input_object(results: Overview) -> dict[str, Any]:
     """Say what was read."""
+    snapshot = results.snapshot
+    mended = {} if results.trace is None else {"repairs": results.trace.repairs, "rank": results.trace.rank}
     return {
         "name": snapshot.info.name,
         "kind": snapshot.info.kind,
         "sha256": snapshot.info.sha256,
         "size_bytes": snapshot.info.size_bytes,
-        "events": len(snapshot.events),
+        "events": results.events,
         "generation": snapshot.generation,
+        **mended,
     }
 
 
@@ -90,8 +94,10 @@ def settings_object(snapshot: Snapshot) -> dict[str, Any] | None:
 def device_object(snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> dict[str, Any]:
     """Give all results of one device."""
     window = device.coverage
+    profile = {} if device.profile is None else _profile(device.profile, selection)
     return {
         "device": device.device,
+        **profile,
         "window": {
             "events": window.events,
             "start_us": window.start_us,
@@ -108,19 +114,92 @@ def device_object(snapshot: Snapshot, device: DeviceOverview, selection: Selecti
             "reserved_bytes": device.peak_reserved,
         },
         "end": {f"{name}_bytes": value for name, value in asdict(device.end).items()},
-        "fragmentation": {
-            **_fragmentation(snapshot, device, device.fragmentation, selection),
-            "course": _course(device.course),
+        "fragmentation": None
+        if device.space is None
+        else {
+            **_fragmentation(snapshot, device, device.space.fragmentation, selection),
+            "course": _course(device.space.course),
         },
-        "card": _card(device.card),
+        "card": None if device.space is None else _card(device.space.card),
         "waiting": _waiting(snapshot, device, selection),
         "steps": _steps(device.steps),
         "leaks": _leaks(snapshot, device.leaks, selection),
-        "oom": [_oom(snapshot, oom, selection) for oom in device.oom],
+        "oom": [
+            *(_oom(snapshot, oom, selection) for oom in device.oom),
+            *(_seen_failure(snapshot, row) for row in (rows(device.profile.failures) if device.profile else ())),
+        ],
         "oom_events": device.oom_events,
-        "churn": _churn(device, selection),
+        "churn": None if device.space is None else _churn(device.space.churn, selection),
         "categories": categories_object(device.categories),
         "growth": _growth(device),
+    }
+
+
+def _profile(profile: Profile, selection: Selection) -> dict[str, Any]:
+    """Give what only a trace tells."""
+    found = profile.cost
+    return {
+        "device_type": profile.device_type,
+        "total_memory_bytes": profile.total_memory,
+        "lost_bytes": profile.lost_bytes,
+        "operators": _by_name(profile.operators, selection),
+        "modules": _by_name(profile.modules, selection),
+        "forward_operators": _by_name(profile.forward, selection),
+        "memory_calls": None
+        if found is None
+        else {
+            "calls": [{"name": row.name, "count": int(row.count), "us": float(row.us)} for row in rows(found.calls)],
+            "share_of_step": found.share,
+            "empty_cache_calls": found.emptied,
+            "empty_cache_at": found.emptied_at or None,
+            "steps": [
+                {
+                    "index": int(row.number),
+                    "us": float(row.us),
+                    "allocs": int(row.allocs),
+                    "frees": int(row.frees),
+                    "call_us": float(row.call_us),
+                    "share": float(row.share),
+                    "reserved_up_bytes": int(row.reserved_up),
+                    "reserved_down_bytes": int(row.reserved_down),
+                }
+                for row in rows(found.steps.rename(columns={"index": "number"}))
+            ],
+        },
+    }
+
+
+def _by_name(table: pd.DataFrame, selection: Selection) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": row.name,
+            "allocated_bytes": int(row.allocated),
+            "freed_bytes": int(row.freed),
+            "net_bytes": int(row.net),
+            "at_peak_bytes": int(row.at_peak),
+            "allocations": int(row.allocations),
+        }
+        for row in rows(_limited(table, selection))
+    ]
+
+
+def _seen_failure(snapshot: Snapshot, row: Any) -> dict[str, Any]:
+    """Give a failed allocation of a trace: what the trace does not tell is null."""
+    return {
+        "event": int(row.event),
+        "time_us": int(row.time_us),
+        "requested_bytes": int(row.requested),
+        "active_bytes": None,
+        "limit_bytes": None,
+        "verdict": "unknown",
+        "reasons": ["A profiler trace does not tell how memory was laid out; record a snapshot as well."],
+        "allocated_bytes": int(row.allocated),
+        "reserved_bytes": int(row.reserved),
+        "largest_hole_bytes": None,
+        "device_free_bytes": None,
+        "site": snapshot.stacks.site(int(row.stack)).label,
+        "stack": snapshot.stacks.text(int(row.stack)),
+        "top_sites": None,
     }
 
 
@@ -260,8 +339,7 @@ def _waiting(snapshot: Snapshot, device: DeviceOverview, selection: Selection) -
     }
 
 
-def _churn(device: DeviceOverview, selection: Selection) -> dict[str, Any]:
-    found = device.churn
+def _churn(found: Churn, selection: Selection) -> dict[str, Any]:
     return {
         "segment_allocs": found.segment_allocs,
         "segment_frees": found.segment_frees,

@@ -12,9 +12,10 @@ from markupsafe import Markup
 
 from snapana._version import __version__
 from snapana.analyses.card import CardUse
+from snapana.analyses.churn import Churn
 from snapana.analyses.fragmentation import Fragmentation
 from snapana.analyses.groups import stacked
-from snapana.analyses.overview import DeviceOverview, Overview
+from snapana.analyses.overview import DeviceOverview, Overview, Profile, Space
 from snapana.analyses.peak import Peak
 from snapana.analyses.pins import pin_age
 from snapana.analyses.rules import CATEGORIES
@@ -51,52 +52,82 @@ def render_report(results: Overview, found: list[Finding], selection: Selection)
         version=__version__,
         info=snapshot.info,
         snapshot=snapshot,
+        events=results.events,
         settings=settings_object(snapshot),
-        devices=[_device(snapshot, device, found, selection) for device in results.devices],
+        devices=[
+            _device(snapshot, device, found, selection)
+            for device in sorted(results.devices, key=lambda device: device.device < 0)
+        ],
         findings=found,
         several=len(results.devices) > 1,
     )
 
 
 def _device(snapshot: Snapshot, device: DeviceOverview, found: list[Finding], selection: Selection) -> dict[str, Any]:
-    view = device.view
-    layout = snapshot.replay[device.device].layout(view.event)
     return {
         "device": device,
         "verdict": verdict(device, found),
         "findings": [finding for finding in found if finding.device == device.device],
-        "card": _card(device.card),
         "curve": _curve(snapshot, device),
         "peak": _sites(snapshot, device.peak, selection),
+        "peak_when": WHEN.get(device.at, f"after event {device.at}"),
         "areas": _areas(snapshot, device),
         "categories": _categories(device),
         "course_lines": course_lines(device),
         "retained": [
             {**row._asdict(), "kind": KIND_WORDS[row.kind]} for row in _limited(device.leaks.retained, selection)
         ],
-        "view": view,
-        "view_when": WHEN.get(view.at, f"after event {view.at}"),
-        "peak_when": WHEN.get(device.at, f"after event {device.at}"),
-        "pools": [_pool(snapshot, view, row) for row in rows(view.pools)],
-        "pins": [_pin(snapshot, device, view, row) for row in _limited(view.pins, selection)],
-        "pins_rest": _rest(view.pins, selection),
-        "pairs": _limited(view.pairs.head(10), selection),
-        "worst": list(rows(view.worst.head(10))),
         "waiting": _waiting(snapshot, device, selection),
-        "course": _course(device),
-        "map": Markup(segment_map(map_rows(snapshot, device.device, view, layout))),
-        "map_key": map_key(snapshot, device.device, layout),
-        "map_rows": min(len(layout.segments), MAP_ROWS),
-        "map_segments": len(layout.segments),
         "leaks": [_leak(snapshot, device, number, row) for number, row in enumerate(rows(device.leaks.table))],
         "failures": [
             {"oom": oom, "live": _sites(snapshot, oom.live, selection), "stack": _stack(snapshot, oom.stack)}
             for oom in device.oom[-_MAX_FAILURES:]
         ],
         "failures_left_out": max(0, max(device.oom_events, len(device.oom)) - _MAX_FAILURES),
-        "churn": _churn(device, selection),
         "steps": _step_rows(device),
         "steps_left_out": max(0, len(device.steps) - _MAX_STEPS),
+        "space": None if device.space is None else _space(snapshot, device, device.space, selection),
+        "profile": None if device.profile is None else _profile(device.profile, selection),
+    }
+
+
+def _space(snapshot: Snapshot, device: DeviceOverview, space: Space, selection: Selection) -> dict[str, Any]:
+    """Prepare what depends on segments."""
+    view = space.view
+    layout = snapshot.replay[device.device].layout(view.event)
+    return {
+        "card": _card(space.card),
+        "view": view,
+        "view_when": WHEN.get(view.at, f"after event {view.at}"),
+        "pools": [_pool(snapshot, view, row) for row in rows(view.pools)],
+        "pins": [_pin(snapshot, device, view, row) for row in _limited(view.pins, selection)],
+        "pins_rest": _rest(view.pins, selection),
+        "pairs": _limited(view.pairs.head(10), selection),
+        "worst": list(rows(view.worst.head(10))),
+        "course": _course(device, space),
+        "map": Markup(segment_map(map_rows(snapshot, device.device, view, layout))),
+        "map_key": map_key(snapshot, device.device, layout),
+        "map_rows": min(len(layout.segments), MAP_ROWS),
+        "map_segments": len(layout.segments),
+        "churn": _churn(space.churn, selection),
+    }
+
+
+def _profile(profile: Profile, selection: Selection) -> dict[str, Any]:
+    """Prepare what only a trace tells."""
+    names = (
+        ("operator", profile.operators),
+        ("module", profile.modules),
+        ("forward operator of the backward pass", profile.forward),
+    )
+    return {
+        "profile": profile,
+        "tables": [{"name": name, "rows": _limited(table, selection)} for name, table in names if len(table)],
+        "calls": [] if profile.cost is None else list(rows(profile.cost.calls)),
+        "cost_steps": []
+        if profile.cost is None
+        else [row._asdict() for row in rows(profile.cost.steps.rename(columns={"index": "number"}).head(_MAX_STEPS))],
+        "failures": list(rows(profile.failures.head(_MAX_FAILURES))),
     }
 
 
@@ -150,8 +181,8 @@ def _waiting(snapshot: Snapshot, device: DeviceOverview, selection: Selection) -
     return {"waits": waits, "rows": list(rows(shown)), "others": others}
 
 
-def _course(device: DeviceOverview) -> Markup | None:
-    course = device.course
+def _course(device: DeviceOverview, space: Space) -> Markup | None:
+    course = space.course
     if not device.coverage.events or not course["reserved"].any():
         return None
     columns = [course[name].to_numpy() for name in ("event", "utilization", "largest_hole", "unreleasable")]
@@ -163,8 +194,7 @@ def _pin(snapshot: Snapshot, device: DeviceOverview, cache: Fragmentation, row: 
     return {**row._asdict(), "age": age, "frames": _stack(snapshot, row.stack)}
 
 
-def _churn(device: DeviceOverview, selection: Selection) -> dict[str, Any]:
-    found = device.churn
+def _churn(found: Churn, selection: Selection) -> dict[str, Any]:
     return {
         "found": found,
         "emptied": list(rows(found.emptied)),
@@ -174,7 +204,10 @@ def _churn(device: DeviceOverview, selection: Selection) -> dict[str, Any]:
 
 def _step_rows(device: DeviceOverview) -> list[dict[str, Any]]:
     table = device.steps.table.rename(columns={"index": "number", "allocated_bytes": "step_bytes"})
-    traffic = device.churn.steps[["allocs", "frees"]]
+    if device.space is None:
+        traffic = pd.DataFrame({"allocs": [None] * len(table), "frees": [None] * len(table)})
+    else:
+        traffic = device.space.churn.steps[["allocs", "frees"]]
     joined = pd.concat([table.reset_index(drop=True), traffic.reset_index(drop=True)], axis=1)
     return [row._asdict() for row in rows(joined.head(_MAX_STEPS))]
 
@@ -193,7 +226,7 @@ def _curve(snapshot: Snapshot, device: DeviceOverview) -> Markup | None:
     note = ""
     if window.start_us is not None and window.end_us is not None:
         note = f" ({(window.end_us - window.start_us) / 1e6:,.2f} s in all)"
-    curves = {name: replay.curves[name].to_numpy() for name in ("allocated", "active", "reserved")}
+    curves = {name: np.maximum(replay.curves[name].to_numpy(), 0) for name in ("allocated", "active", "reserved")}
     ends = device.steps.table["end_event"].tolist() if len(device.steps) else []
     return Markup(memory_curve(curves, marks, ends if len(ends) <= _MAX_STEPS else (), note))
 

@@ -35,7 +35,7 @@ def summary_markdown(results: Overview, found: list[Finding], selection: Selecti
     lines += [
         f"- **{finding.severity}** {escape(finding.code)}: {escape(finding.message)}" for finding in found[:_ROWS]
     ]
-    lines += ["", f"{format_count(len(snapshot.events))} events, {escape(snapshot.generation)}"]
+    lines += ["", f"{format_count(results.events)} events, {escape(snapshot.generation)}"]
     return "\n".join(lines)
 
 
@@ -51,8 +51,9 @@ def _device(snapshot: Snapshot, device: DeviceOverview, found: list[Finding], se
 
 
 def _figures(device: DeviceOverview) -> list[str]:
-    cache = device.fragmentation
-    utilization = f"{cache.utilization:.1%}" if cache.utilization is not None else "unknown"
+    cache = None if device.space is None else device.space.fragmentation
+    used = None if cache is None else cache.utilization
+    utilization = "unknown" if used is None else f"{used:.1%}"
     return _table(
         ("peak allocated", "peak reserved", "end allocated", "unreleasable", "utilization"),
         [
@@ -60,7 +61,7 @@ def _figures(device: DeviceOverview) -> list[str]:
                 format_bytes(device.peak.allocated),
                 format_bytes(device.peak_reserved),
                 format_bytes(device.end.allocated),
-                format_bytes(cache.unreleasable),
+                format_bytes(None if cache is None else cache.unreleasable),
                 utilization,
             )
         ],

@@ -14,7 +14,7 @@ from snapana.analyses.dims import as_product
 from snapana.analyses.failure import OutOfMemory
 from snapana.analyses.groups import group_at
 from snapana.analyses.oom_message import Explanation
-from snapana.analyses.overview import DeviceOverview, Overview
+from snapana.analyses.overview import DeviceOverview, Overview, Profile
 from snapana.analyses.peak import Peak
 from snapana.analyses.pins import Age, pin_age
 from snapana.findings import VERDICT_WORDS, Finding, verdict
@@ -31,16 +31,22 @@ def print_summary(results: Overview, found: list[Finding], selection: Selection)
     console = _console()
     snapshot = results.snapshot
     console.print(
-        Text(f"{snapshot.info.name}: {format_count(len(snapshot.events))} events, written by {snapshot.generation}")
+        Text(f"{snapshot.info.name}: {format_count(results.events)} events, written by {snapshot.generation}")
     )
-    for device in results.devices:
-        _heading(console, f"Device {device.device}" if len(results.devices) > 1 else "Verdict")
+    for device in _gpus_first(results):
+        _heading(console, _name(device) if len(results.devices) > 1 else "Verdict")
+        if device.device < 0 and len(results.devices) > 1:
+            peak, end = format_bytes(device.peak.allocated), format_bytes(device.end.allocated)
+            console.print(Text(f"Peak {peak} since the profiler began, {end} at the end; --device -1 shows more."))
+            continue
         answer = verdict(device, found)
         console.print(Text(answer.title, style="bold"))
         for line in (answer.filled, answer.cause, answer.action):
             if line:
                 console.print(Text(line))
         _card(console, device)
+        if device.profile is not None:
+            _profile(console, device.profile, selection)
         for name in ("peak", "fragmentation", "leaks", "oom"):
             _PARTS[name](console, snapshot, device, selection)
         _window(console, device)
@@ -56,9 +62,9 @@ def print_summary(results: Overview, found: list[Finding], selection: Selection)
 def print_part(results: Overview, name: str, selection: Selection) -> None:
     """Print one part, ``peak``, ``fragmentation``, ``leaks`` or ``oom``, of every device."""
     console = _console()
-    for device in results.devices:
+    for device in _gpus_first(results):
         if len(results.devices) > 1:
-            _heading(console, f"Device {device.device}")
+            _heading(console, _name(device))
         _PARTS[name](console, results.snapshot, device, selection)
 
 
@@ -79,6 +85,14 @@ def _console() -> Console:
 def _heading(console: Console, text: str) -> None:
     console.print()
     console.print(Text(text, style="bold underline"))
+
+
+def _gpus_first(results: Overview) -> list[DeviceOverview]:
+    return sorted(results.devices, key=lambda device: device.device < 0)
+
+
+def _name(device: DeviceOverview) -> str:
+    return "CPU" if device.device < 0 else f"Device {device.device}"
 
 
 def _table(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[str]], *, foot: int = 0) -> Table:
@@ -121,9 +135,10 @@ def _peak(console: Console, snapshot: Snapshot, device: DeviceOverview, selectio
     console.print(
         Text(
             f"{format_bytes(live.allocated)} allocated at event {format_count(live.event)}, "
-            f"{format_bytes(live.requested)} requested, {format_bytes(live.reserved)} reserved; "
-            f"highest reserved {format_bytes(device.peak_reserved)}, at the end "
-            f"{format_bytes(device.end.allocated)} allocated."
+            + (f"{format_bytes(live.requested)} requested, " if live.requested is not None else "")
+            + (f"{format_bytes(live.reserved)} reserved; " if live.reserved is not None else "")
+            + (f"highest reserved {format_bytes(device.peak_reserved)}, " if device.peak_reserved is not None else "")
+            + f"at the end {format_bytes(device.end.allocated)} allocated."
         )
     )
     shares = [f"{name} {format_bytes(size)}" for name, size in device.categories.bytes.items() if size]
@@ -133,7 +148,11 @@ def _peak(console: Console, snapshot: Snapshot, device: DeviceOverview, selectio
 
 
 def _fragmentation(console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> None:
-    cache = device.fragmentation
+    if device.space is None:
+        _heading(console, "Fragmentation")
+        console.print(Text("A profiler trace does not tell how memory is laid out: record a snapshot as well."))
+        return
+    cache = device.space.fragmentation
     _heading(console, f"Fragmentation, at {cache.at.replace('_', ' ')}")
     used = f", utilization {cache.utilization:.1%}" if cache.utilization is not None else ""
     console.print(Text(f"{format_bytes(cache.reserved)} reserved, {format_bytes(cache.cached)} of it cached{used}."))
@@ -185,8 +204,8 @@ def _fragmentation(console: Console, snapshot: Snapshot, device: DeviceOverview,
             ("pinned by", False),
         ]
         console.print(_table(columns, kept))
-    if len(device.course):
-        console.print(Text(_course(device.course)))
+    if len(device.space.course):
+        console.print(Text(_course(device.space.course)))
 
 
 def _age(age: Age) -> str:
@@ -364,8 +383,38 @@ def _failure(console: Console, failure: OutOfMemory, selection: Selection) -> No
     _sites(console, failure.live, selection)
 
 
+def _profile(console: Console, profile: Profile, selection: Selection) -> None:
+    found = profile.cost
+    if found is not None and len(found.calls):
+        _heading(console, "Cost of memory management")
+        share = "" if found.share is None else f"{found.share:.1%} of a steady step. "
+        emptied = f"empty_cache() {format_count(found.emptied)} times, by {found.emptied_at}." if found.emptied else ""
+        console.print(Text(f"{share}{emptied}"))
+        body = [(f"{row.us / 1000:.3f} ms", format_count(int(row.count)), row.name) for row in rows(found.calls)]
+        console.print(_table([("time", True), ("calls", True), ("call", False)], body))
+    for name, table in (("operator", profile.operators), ("module", profile.modules)):
+        if not len(table):
+            continue
+        _heading(console, f"By {name}")
+        shown = table if selection.top is None else table.head(selection.top)
+        lines = [
+            (
+                format_bytes(row.at_peak),
+                format_bytes(row.allocated),
+                format_bytes(row.net),
+                format_count(int(row.allocations)),
+                row.name,
+            )
+            for row in rows(shown)
+        ]
+        columns = [("at the peak", True), ("allocated", True), ("net", True), ("times", True), (name, False)]
+        console.print(_table(columns, lines))
+
+
 def _card(console: Console, device: DeviceOverview) -> None:
-    card = device.card
+    if device.space is None:
+        return
+    card = device.space.card
     _heading(console, f"The card, at {card.at.replace('_', ' ')}")
     total = card.capacity
     body = [

@@ -1,0 +1,170 @@
+"""All analyses of one profiler trace together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from snapana.analyses.categories import categories_at, categorise
+from snapana.analyses.copies import copies
+from snapana.analyses.cost import cost
+from snapana.analyses.failure import Facts
+from snapana.analyses.instants import find_instant
+from snapana.analyses.leaks import leaks
+from snapana.analyses.logits import logits
+from snapana.analyses.overview import DeviceOverview, Overview, Profile, Totals
+from snapana.analyses.peak import instant
+from snapana.analyses.rules import Rule
+from snapana.analyses.steps import steps
+from snapana.analyses.trend import step_course
+from snapana.analyses.waiting import waiting
+from snapana.errors import SnapanaError
+from snapana.trace.memory import CPU_DEVICE, Attribution, TraceMemory, build_memory
+from snapana.trace.model import IntArray, Trace
+from snapana.units import known
+
+NOBODY = "(none recorded)"
+
+
+def trace_overview(
+    trace: Trace,
+    *,
+    device: int | None = None,
+    at: str | None = None,
+    facts: Facts | None = None,
+    step: str | None = None,
+    rules: Sequence[Rule] = (),
+    progress: Callable[[str], None] = lambda text: None,
+) -> Overview:
+    """Run every analysis that a trace allows: see ``overview`` for the arguments.
+
+    Raises:
+        SnapanaError: ``usage.device``, ``usage.at``, ``usage.step``.
+
+    """
+    progress("Attributing memory")
+    built = build_memory(trace)
+    devices = built.snapshot.devices
+    if device is not None and device not in devices:
+        known_devices = ", ".join(map(str, devices)) or "none"
+        raise SnapanaError("usage.device", f"{trace.info.name} has no device {device}.", f"It has: {known_devices}.")
+    found = []
+    for number in devices if device is None else (device,):
+        progress(f"Analysing device {number}")
+        found.append(_device(trace, built, number, at, step, rules))
+    return Overview(built.snapshot, tuple(found), facts or Facts(), trace)
+
+
+def _device(
+    trace: Trace, built: TraceMemory, device: int, at: str | None, step: str | None, rules: Sequence[Rule]
+) -> DeviceOverview:
+    snapshot = built.snapshot
+    replay = snapshot.replay[device]
+    found = steps(snapshot, device, step)
+    codes = categorise(snapshot, device, rules)
+    growing = leaks(snapshot, device, found)
+    moment = find_instant(snapshot, device, at or "peak")
+    live = instant(snapshot, device, moment.event, codes)
+    fullest = find_instant(snapshot, device, "peak_reserved")
+    reserved = known(int(replay.curves["reserved"].iloc[fullest.event + 1]))
+    last = replay.curves.iloc[-1]
+    kinds = categories_at(snapshot, device, moment.event, codes)
+    total = next((one.total_memory for one in trace.devices if one.device == device), None)
+    return DeviceOverview(
+        device=device,
+        coverage=replay.coverage,
+        peak=live,
+        at=moment.name,
+        peak_reserved_event=fullest.event,
+        peak_reserved_us=replay.time_us(fullest.event),
+        peak_reserved=reserved,
+        end=Totals(int(last["allocated"]), None, None, known(int(last["reserved"]))),
+        waiting=waiting(snapshot, device),
+        logits=logits(snapshot, device, moment.event),
+        steps=found,
+        leaks=growing,
+        categories=kinds,
+        failed_categories=kinds,
+        codes=codes,
+        copies=copies(snapshot, device, moment.event, codes),
+        kept_gradients=0,
+        growing_activations=0.0,
+        step_course=step_course(found, growing, None if total is None or reserved is None else total - reserved),
+        oom=[],
+        oom_events=int((replay.events["action"] == "oom").sum()),
+        space=None,
+        profile=Profile(
+            device_type=built.device_type[device],
+            cost=None if device == CPU_DEVICE else cost(trace, device, found, replay.curves, replay.events),
+            operators=by_name(built, device, "operator", moment.event),
+            modules=by_name(built, device, "module", moment.event),
+            forward=by_name(built, device, "forward", moment.event),
+            lost_bytes=built.lost_bytes[device],
+            failures=_failures(built, device),
+            total_memory=total,
+        ),
+    )
+
+
+def by_name(built: TraceMemory, device: int, what: str, event: int) -> pd.DataFrame:
+    """Sum a device's traffic by operator, module, function, annotation or forward operator.
+
+    Returns:
+        ``name``, ``allocated``, ``freed``, ``net`` (bytes, of the blocks that it allocated), ``at_peak`` (bytes alive
+        after ``event``; with those of before the trace they sum to what is allocated), ``allocations``; empty where
+        nothing has a name.
+
+    """
+    replay, who = built.snapshot.replay[device], built.attribution[device]
+    lives = replay.allocations
+    born, freed = lives["alloc"].to_numpy(), lives["free_requested"].to_numpy()
+    code = np.append(_column(who, what), -2)[born]
+    code = np.where(born < 0, -2, code)
+    if not (code >= 0).any():
+        return pd.DataFrame(columns=["name", "allocated", "freed", "net", "at_peak", "allocations"])
+    size = lives["size"].to_numpy()
+    table = pd.DataFrame(
+        {
+            "code": code,
+            "allocated": np.where(born >= 0, size, 0),
+            "freed": np.where((born >= 0) & (freed >= 0), size, 0),
+            "at_peak": np.where((born <= event) & ((freed == -1) | (freed > event)), size, 0),
+            "allocations": (born >= 0).astype(np.int64),
+        }
+    )
+    sums = table.groupby("code", as_index=False).sum()
+    special = {-1: NOBODY, -2: "(before the trace)"}
+    sums["name"] = [special.get(number) or who.names[number] for number in sums["code"]]
+    sums["net"] = sums["allocated"] - sums["freed"]
+    sums = sums.sort_values(["at_peak", "allocated"], ascending=False, kind="stable", ignore_index=True)
+    return sums[["name", "allocated", "freed", "net", "at_peak", "allocations"]]
+
+
+def _column(who: Attribution, what: str) -> IntArray:
+    columns = {
+        "operator": who.operator,
+        "module": who.module,
+        "function": who.function,
+        "annotation": who.annotation,
+        "forward": who.forward,
+    }
+    return columns[what]
+
+
+def _failures(built: TraceMemory, device: int) -> pd.DataFrame:
+    replay = built.snapshot.replay[device]
+    events = replay.events
+    at = np.flatnonzero((events["action"] == "oom").to_numpy())
+    curves = replay.curves.iloc[at + 1]
+    return pd.DataFrame(
+        {
+            "event": at,
+            "time_us": events["time_us"].to_numpy()[at],
+            "requested": events["size"].to_numpy()[at],
+            "allocated": curves["allocated"].to_numpy(),
+            "reserved": curves["reserved"].to_numpy(),
+            "stack": events["stack"].to_numpy()[at],
+        }
+    )

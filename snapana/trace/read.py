@@ -1,0 +1,347 @@
+"""Reads a Chrome trace: only what memory needs is decoded, one event at a time.
+
+Fields and their history: kineto's output_json.cpp, torch/csrc/profiler/collection.cpp, and the exporters of torch 1.8
+to 2.13.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from snapana.errors import SnapanaError
+from snapana.plain import plain_text
+from snapana.snapshot.model import InputInfo
+from snapana.trace.model import DeviceProperties, MemoryEvents, Spans, Trace
+from snapana.trace.repair import Repaired, repair_event, repair_top
+
+Number = int | float | str | None
+
+
+class _Arguments(msgspec.Struct, gc=False):
+    reserved: Any = msgspec.field(name="Total Reserved", default=None)
+    allocated: Any = msgspec.field(name="Total Allocated", default=None)
+    bytes: Any = msgspec.field(name="Bytes", default=None)
+    device: Any = msgspec.field(name="Device Id", default=None)
+    device_type: Any = msgspec.field(name="Device Type", default=None)
+    address: Any = msgspec.field(name="Addr", default=None)
+    order: Any = msgspec.field(name="Ev Idx", default=None)
+    sequence: Any = msgspec.field(name="Sequence number", default=None)
+    forward_thread: Any = msgspec.field(name="Fwd thread id", default=None)
+    finished: Any = None
+
+
+class _Event(msgspec.Struct, gc=False):
+    name: Any = ""
+    cat: Any = ""
+    ts: Any = None
+    dur: Any = None
+    tid: Any = 0
+    args: _Arguments | None = None
+
+
+class _Device(msgspec.Struct):
+    id: Any = None
+    name: Any = ""
+    total: Any = msgspec.field(name="totalGlobalMem", default=None)
+
+
+class _Distributed(msgspec.Struct):
+    rank: Any = None
+    world_size: Any = None
+
+
+class _Top(msgspec.Struct):
+    """The top level: what is not named here, such as the environment of the job, is never looked at."""
+
+    events: msgspec.Raw = msgspec.field(name="traceEvents", default=msgspec.Raw(b"[]"))
+    devices: msgspec.Raw = msgspec.field(name="deviceProperties", default=msgspec.Raw(b"[]"))
+    distributed: msgspec.Raw = msgspec.field(name="distributedInfo", default=msgspec.Raw(b"{}"))
+    base: Any = msgspec.field(name="baseTimeNanoseconds", default=None)
+    profile_memory: Any = None
+
+
+# Events that say nothing of memory need not be decoded: flows and metadata by phase, the rest by category.
+_SKIPPED = re.compile(
+    rb'"ph": ?"[sfMtC]"|"cat": ?"(?:ac2g|fwdbwd|async\w*|forward_backward|[kK]ernel|gpu_\w+|Mem(?:cpy|set)|overhead'
+    rb'|hardware_counters|cuda_(?:sync|event))"'
+)
+_HEAD = 100
+_OPERATOR, _PYTHON, _ANNOTATION, _RUNTIME = range(4)
+_KINDS = {
+    "cpu_op": _OPERATOR,
+    "Operator": _OPERATOR,
+    "operator": _OPERATOR,
+    "python_function": _PYTHON,
+    "user_annotation": _ANNOTATION,
+    "cuda_runtime": _RUNTIME,
+    "cuda_driver": _RUNTIME,
+    "runtime": _RUNTIME,
+    "Runtime": _RUNTIME,
+    "xpu_runtime": _RUNTIME,
+    "privateuse1_runtime": _RUNTIME,
+}
+# Runtime and driver calls that get or give back memory, or that wait for it.
+MEMORY_CALLS = frozenset(
+    {
+        *(f"{prefix}{name}" for prefix in ("cuda", "hip") for name in ("Malloc", "Free", "MallocAsync", "FreeAsync")),
+        *(f"{prefix}{name}" for prefix in ("cuda", "hip") for name in ("HostAlloc", "FreeHost", "HostMalloc")),
+        *(
+            f"cuMem{name}"
+            for name in ("Create", "Map", "Unmap", "Release", "SetAccess", "AddressReserve", "AddressFree")
+        ),
+        *(f"hipMem{name}" for name in ("Create", "Map", "Unmap", "Release", "SetAccess", "AddressReserve")),
+    }
+)
+_EVERY = 100_000
+
+
+def read_trace(payload: bytes, info: InputInfo, progress: Callable[[str], None] = lambda text: None) -> Trace:
+    """Decode a trace.
+
+    Args:
+        payload: JSON: the object of kineto, or a list of events.
+        info: where it came from.
+        progress: told how far it is.
+
+    Raises:
+        SnapanaError: ``input.corrupt`` where nothing of it can be read, ``input.not_a_trace`` where it holds no events.
+
+    """
+    repaired = Repaired()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        top, raws = _split(payload, info, repaired)
+        return _Reader(info, top, repaired).read(raws, progress)
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _split(payload: bytes, info: InputInfo, repaired: Repaired) -> tuple[_Top, list[msgspec.Raw] | list[bytes]]:
+    """Separate the events from each other, strictly if that is possible."""
+    text = payload.removeprefix(b"\xef\xbb\xbf")
+    try:
+        if text[:200].lstrip()[:1] == b"[":
+            return _Top(), msgspec.json.decode(text, type=list[msgspec.Raw])
+        top = msgspec.json.decode(text, type=_Top)
+        return top, msgspec.json.decode(top.events, type=list[msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        found, pieces = repair_top(text, repaired)
+        if not pieces:
+            what = plain_text(str(error))[:120]
+            raise SnapanaError(
+                "input.corrupt", f"{info.name} is damaged JSON, no event could be saved ({what}).", "Copy it again."
+            ) from None
+    top = _Top()
+    for name in ("deviceProperties", "distributedInfo"):
+        if name in found:
+            setattr(
+                top, {"deviceProperties": "devices", "distributedInfo": "distributed"}[name], msgspec.Raw(found[name])
+            )
+    if "baseTimeNanoseconds" in found:
+        top.base = _decoded(found["baseTimeNanoseconds"])
+    if "profile_memory" in found:
+        top.profile_memory = _decoded(found["profile_memory"])
+    return top, pieces
+
+
+def _decoded(text: bytes | msgspec.Raw, kind: Any = Any) -> Any:
+    """Decode a piece of metadata; None where it cannot be."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+class _Columns:
+    """Ranges of one kind while they are read."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int, float, float, int, int]] = []
+
+    def finish(self, names: list[str]) -> Spans:
+        table = np.array(self.rows, dtype=np.float64).reshape(len(self.rows), 6)
+        # Outer ranges go before inner ones that start with them.
+        order = np.lexsort((-table[:, 3], table[:, 2], table[:, 1]))
+        table = table[order]
+        integer = table[:, [0, 1, 4, 5]].astype(np.int64)
+        return Spans(integer[:, 0], integer[:, 1], table[:, 2], table[:, 3], integer[:, 2], integer[:, 3], names)
+
+
+class _Reader:
+    def __init__(self, info: InputInfo, top: _Top, repaired: Repaired) -> None:
+        self.info = info
+        self.top = top
+        self.repaired = repaired
+        self.names: dict[str, int] = {}
+        self.threads: dict[Any, int] = {}
+        self.spans = [_Columns() for _ in range(4)]
+        self.memory: list[tuple[Any, ...]] = []
+        self.latest = 0.0
+
+    def read(self, raws: Iterable[msgspec.Raw] | list[bytes], progress: Callable[[str], None]) -> Trace:
+        decode, skip, take = msgspec.json.Decoder(_Event).decode, _SKIPPED.search, self._take
+        count = 0
+        for raw in raws:
+            count += 1
+            if count % _EVERY == 0:
+                progress(f"Reading events: {count:,}")
+            text = bytes(raw)
+            if skip(text, 0, _HEAD):
+                continue
+            try:
+                take(decode(text))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                event = _lenient(repair_event(text, self.repaired))
+                if event is not None:
+                    take(event)
+        return self._finish(count)
+
+    def _take(self, event: _Event) -> None:
+        name, kind = event.name, event.cat
+        if name == "[memory]" or name == "[OutOfMemory]":
+            self._take_memory(event, failed=name == "[OutOfMemory]")
+            return
+        place = _KINDS.get(kind) if type(kind) is str else None
+        if place is None:
+            return
+        if type(name) is not str:
+            name = plain_text(name)
+        if place == _RUNTIME and name not in MEMORY_CALLS:
+            return
+        if place == _OPERATOR and name.startswith(("ProfilerStep#", "Optimizer.")):
+            # Until 1.12 annotations had the category of operators.
+            place = _ANNOTATION
+        start, duration = event.ts, event.dur
+        if type(start) is not float:
+            start = _number(start)
+        if start is None:
+            return
+        if type(duration) is not float:
+            duration = _number(duration)
+            if duration is None:
+                return
+        end = start + max(duration, 0.0)
+        args = event.args
+        sequence, forward = -1, 0
+        if args is not None and place == _OPERATOR and args.sequence is not None:
+            sequence, forward = _whole(args.sequence, -1), _whole(args.forward_thread, 0)
+        if place == _PYTHON and duration == 0:
+            end = float("inf")
+        code = self.names.get(name)
+        if code is None:
+            code = self.names[name] = len(self.names)
+        thread = self.threads.get(event.tid) if type(event.tid) in _PLAIN else None
+        if thread is None:
+            thread = self._thread(event.tid)
+        self.spans[place].rows.append((code, thread, start, end, sequence, forward))
+
+    def _thread(self, tid: Any) -> int:
+        key = tid if type(tid) in _PLAIN else plain_text(tid)
+        return self.threads.setdefault(key, len(self.threads))
+
+    def _take_memory(self, event: _Event, *, failed: bool) -> None:
+        args, time = event.args, _number(event.ts)
+        if args is None or time is None or args.bytes is None:
+            self.repaired.count("memory_events_without_figures")
+            return
+        self.memory.append(
+            (
+                time,
+                self._thread(event.tid),
+                _whole(args.device_type, 0),
+                _whole(args.device, -1),
+                _whole(args.bytes, 0),
+                _whole(args.address, 0) & (2**64 - 1),
+                _whole(args.allocated, -1),
+                _whole(args.reserved, -1),
+                failed,
+                _whole(args.order, 0),
+            )
+        )
+
+    def _finish(self, count: int) -> Trace:
+        names = [plain_text(name) for name in self.names]
+        memory = _memory_events(self.memory)
+        base = _number(self.top.base)
+        starts = [float(one.rows[0][2]) for one in self.spans if one.rows] + memory.time[:1].tolist()
+        # Without a base large times are absolute already.
+        absolute = not starts or max(starts) > 1e15
+        distributed = _decoded(self.top.distributed, _Distributed) or _Distributed()
+        devices = _decoded(self.top.devices, list[_Device]) or []
+        operators, python, annotations, runtime = (one.finish(names) for one in self.spans)
+        return Trace(
+            info=self.info,
+            events=count,
+            base_us=0 if base is None or absolute else int(_whole(self.top.base, 0)) // 1000,
+            memory=memory,
+            operators=operators,
+            python=python,
+            annotations=annotations,
+            runtime=runtime,
+            devices=tuple(
+                DeviceProperties(_whole(one.id, 0), plain_text(one.name), _whole(one.total, 0) or None)
+                for one in devices
+            ),
+            rank=_whole(distributed.rank, None),
+            world_size=_whole(distributed.world_size, None),
+            profiles_memory=None if self.top.profile_memory is None else bool(_whole(self.top.profile_memory, 0)),
+            repairs=dict(self.repaired.counts),
+        )
+
+
+_PLAIN = {int, str}
+
+
+def _lenient(mended: Any) -> _Event | None:
+    """Read an event that was mended; None where nothing could be."""
+    if mended is None:
+        return None
+    try:
+        return msgspec.convert(mended, _Event, strict=False)
+    except msgspec.ValidationError:
+        return None
+
+
+def _number(value: Any) -> float | None:
+    """Read a time: Ascend writes them as text."""
+    if type(value) is float or type(value) is int:
+        return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _whole(value: Any, default: Any) -> Any:
+    if type(value) is int:
+        return value if -(2**63) <= value < 2**64 else default
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return default
+
+
+def _memory_events(rows: list[tuple[Any, ...]]) -> MemoryEvents:
+    """Sort by time; file order is by thread. ``Ev Idx`` orders what has the same time."""
+    order = sorted(range(len(rows)), key=lambda number: (rows[number][0], rows[number][9]))
+    columns = list(zip(*(rows[number] for number in order), strict=True)) if rows else [()] * 10
+    integers = [np.array(columns[number], dtype=np.int64) for number in (1, 2, 3, 4, 6, 7)]
+    return MemoryEvents(
+        time=np.array(columns[0], dtype=np.float64),
+        thread=integers[0],
+        device_type=integers[1],
+        device=integers[2],
+        bytes=integers[3],
+        address=np.array(columns[5], dtype=np.uint64),
+        allocated=integers[4],
+        reserved=integers[5],
+        failed=np.array(columns[8], dtype=bool),
+    )
