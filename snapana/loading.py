@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 from snapana.errors import SnapanaError
 from snapana.plain import plain_text
@@ -29,16 +30,19 @@ def load_any(
     progress("Reading")
     source = open_source(path) if max_input is None else open_source(path, max_input=max_input)
     progress("Decoding")
-    info = InputInfo(plain_text(source.name), source.kind, source.sha256, source.size_bytes)
+    info = InputInfo(plain_text(source.name), source.kind, None, source.size_bytes)
+    found: Loaded
     if source.kind == "trace":
         from snapana.trace.read import read_trace
 
-        return read_trace(source.payload, info, progress)
-    if source.kind == "timeline":
+        found = read_trace(source.payload, info, progress)
+    elif source.kind == "timeline":
         from snapana.trace.timeline import read_timeline
 
-        return read_timeline(source.payload, info)
-    return _snapshot(source, info, progress)
+        found = read_timeline(source.payload, info)
+    else:
+        found = _snapshot(source, info, progress)
+    return replace(found, info=replace(info, sha256=source.digest()))
 
 
 def load_snapshot(

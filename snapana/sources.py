@@ -8,6 +8,7 @@ import io
 import os
 import re
 import sys
+import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class Source:
         kind: ``snapshot``, ``trace`` (Chrome trace of torch.profiler) or ``timeline`` (export_memory_timeline).
         encoding: of ``payload``.
         payload: the pickle, or JSON as UTF-8.
-        sha256: of the bytes as given, before decompression.
+        digest: gives the SHA-256 of the bytes as given, before decompression; computed beside the reading.
         size_bytes: of the bytes as given.
 
     """
@@ -51,7 +52,7 @@ class Source:
     kind: Kind
     encoding: Encoding
     payload: bytes
-    sha256: str
+    digest: Callable[[], str]
     size_bytes: int
 
 
@@ -67,11 +68,12 @@ def open_source(path: str | os.PathLike[str], *, max_input: int = MAX_INPUT) -> 
 
     """
     name, place, raw = _read(path, max_input)
+    digest = _digest(raw)
     payload = _unpack(raw, name, max_input)
-    if payload.lstrip()[:1] == b"<" and _is_html(payload):
+    if _beginning(payload)[:1] == b"<" and _is_html(payload):
         payload = _embedded_pickle(payload, name)
     kind, encoding = _recognise(payload, name)
-    return Source(name, place, kind, encoding, payload, hashlib.sha256(raw).hexdigest(), len(raw))
+    return Source(name, place, kind, encoding, payload, digest, len(raw))
 
 
 def read_snapshot_document(source: Source) -> object:
@@ -91,6 +93,19 @@ def read_snapshot_document(source: Source) -> object:
 # ---- bytes
 
 
+def _digest(raw: bytes) -> Callable[[], str]:
+    """Hash in a thread of its own: it needs no interpreter, and takes as long as a good part of decoding."""
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(hashlib.sha256(raw).hexdigest()), daemon=True)
+    thread.start()
+
+    def result() -> str:
+        thread.join()
+        return found[0]
+
+    return result
+
+
 def _read(path: str | os.PathLike[str], max_input: int) -> tuple[str, Path | None, bytes]:
     text = os.fspath(path)
     if not text:
@@ -105,7 +120,9 @@ def _read(path: str | os.PathLike[str], max_input: int) -> tuple[str, Path | Non
     place = Path(text)
     try:
         with place.open("rb") as stream:
-            raw = _read_stream(stream, place.name, max_input)
+            size = os.fstat(stream.fileno()).st_size
+            # A plain file is read in one piece; what has no size, such as a pipe, in several.
+            raw = stream.read() if 0 < size <= max_input else _read_stream(stream, place.name, max_input)
     except FileNotFoundError:
         raise SnapanaError("input.not_found", f"There is no file {text}.") from None
     except IsADirectoryError:
@@ -277,13 +294,18 @@ def _embedded_pickle(payload: bytes, name: str) -> bytes:
 # ---- recognition
 
 
+def _beginning(payload: bytes) -> bytes:
+    """Give the first bytes that are no white space, without a copy of all."""
+    return payload[: 2 * _HEAD].lstrip()[:_HEAD]
+
+
 def _recognise(payload: bytes, name: str) -> tuple[Kind, Encoding]:
     if payload[:1] == b"\x80" and len(payload) > 1 and payload[1] <= 5:
         return "snapshot", "pickle"
-    text = payload.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text[:1] in {b"{", b"["}:
-        return _json_kind(text, name), "json"
-    if text.startswith(b"version https://git-lfs.github.com/spec/"):
+    head = _beginning(payload.removeprefix(b"\xef\xbb\xbf"))
+    if head[:1] in {b"{", b"["}:
+        return _json_kind(payload.removeprefix(b"\xef\xbb\xbf"), head, name), "json"
+    if head.startswith(b"version https://git-lfs.github.com/spec/"):
         raise SnapanaError(
             "input.lfs_pointer", f"{name} is a Git LFS pointer, not the file itself.", "Run git lfs pull."
         )
@@ -339,10 +361,9 @@ _TRACE_KEYS = ("traceEvents", "schemaVersion", "deviceProperties", "distributedI
 _SNAPSHOT_KEYS = ("segments", "device_traces", "allocator_settings", "external_annotations")
 
 
-def _json_kind(text: bytes, name: str) -> Kind:
+def _json_kind(text: bytes, head: bytes, name: str) -> Kind:
     """Tell from the first keys; only where they say nothing, from all of them."""
-    head = text[:_HEAD]
-    if text[:1] == b"{":
+    if head[:1] == b"{":
         first = re.match(rb'\{\s*"((?:[^"\\]|\\.)*)"', head)
         key = first.group(1).decode("utf-8", "replace") if first else ""
         if key in _TRACE_KEYS:

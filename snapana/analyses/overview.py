@@ -18,6 +18,7 @@ from snapana.analyses.cost import Cost
 from snapana.analyses.failure import Facts, OutOfMemory
 from snapana.analyses.fragmentation import Fragmentation, course, fragmentation
 from snapana.analyses.instants import Instant, find_instant
+from snapana.analyses.join import Join
 from snapana.analyses.leaks import Leaks, leaks
 from snapana.analyses.logits import Logits, logits
 from snapana.analyses.oom import out_of_memory
@@ -159,6 +160,7 @@ class Overview:
         devices: results of each.
         facts: what was known besides the file.
         trace: the trace that the model was made from; None for a snapshot.
+        joins: by device, how a trace given beside the snapshot fits it.
 
     """
 
@@ -166,6 +168,7 @@ class Overview:
     devices: tuple[DeviceOverview, ...]
     facts: Facts
     trace: Trace | None = None
+    joins: tuple[Join, ...] = ()
 
     @property
     def events(self) -> int:

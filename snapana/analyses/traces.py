@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from snapana.analyses.copies import copies
 from snapana.analyses.cost import cost
 from snapana.analyses.failure import Facts
 from snapana.analyses.instants import find_instant
+from snapana.analyses.join import Join, join, joined_codes, sum_by_code
 from snapana.analyses.leaks import leaks
 from snapana.analyses.logits import logits
 from snapana.analyses.overview import DeviceOverview, Overview, Profile, Totals
@@ -24,8 +26,6 @@ from snapana.errors import SnapanaError
 from snapana.trace.memory import CPU_DEVICE, Attribution, TraceMemory, build_memory
 from snapana.trace.model import IntArray, Trace
 from snapana.units import known
-
-NOBODY = "(none recorded)"
 
 
 def trace_overview(
@@ -109,37 +109,54 @@ def _device(
 
 
 def by_name(built: TraceMemory, device: int, what: str, event: int) -> pd.DataFrame:
-    """Sum a device's traffic by operator, module, function, annotation or forward operator.
+    """Sum a device's traffic by operator, module, function, annotation or forward operator: see ``sum_by_code``."""
+    lives, who = built.snapshot.replay[device].allocations, built.attribution[device]
+    born = lives["alloc"].to_numpy()
+    code = np.where(born < 0, -2, np.append(_column(who, what), -2)[born])
+    return sum_by_code(lives, code, who.names, event, "(before the trace)")
 
-    Returns:
-        ``name``, ``allocated``, ``freed``, ``net`` (bytes, of the blocks that it allocated), ``at_peak`` (bytes alive
-        after ``event``; with those of before the trace they sum to what is allocated), ``allocations``; empty where
-        nothing has a name.
+
+def with_trace(results: Overview, trace: Trace, progress: Callable[[str], None] = lambda text: None) -> Overview:
+    """Add to a snapshot's results what a trace of the same run knows: operators, modules, cost.
+
+    Raises:
+        SnapanaError: ``join.different_runs``, ``join.no_device``.
 
     """
-    replay, who = built.snapshot.replay[device], built.attribution[device]
-    lives = replay.allocations
-    born, freed = lives["alloc"].to_numpy(), lives["free_requested"].to_numpy()
-    code = np.append(_column(who, what), -2)[born]
-    code = np.where(born < 0, -2, code)
-    if not (code >= 0).any():
-        return pd.DataFrame(columns=["name", "allocated", "freed", "net", "at_peak", "allocations"])
-    size = lives["size"].to_numpy()
-    table = pd.DataFrame(
-        {
-            "code": code,
-            "allocated": np.where(born >= 0, size, 0),
-            "freed": np.where((born >= 0) & (freed >= 0), size, 0),
-            "at_peak": np.where((born <= event) & ((freed == -1) | (freed > event)), size, 0),
-            "allocations": (born >= 0).astype(np.int64),
-        }
+    progress("Joining snapshot and trace")
+    built = build_memory(trace)
+    devices, joins = [], []
+    for device in results.devices:
+        if device.device not in built.device_type and len(results.devices) > 1:
+            devices.append(device)
+            continue
+        found = join(results.snapshot, trace, built, device.device)
+        joins.append(found)
+        devices.append(replace(device, profile=_joined_profile(results, trace, built, device, found)))
+    return replace(results, devices=tuple(devices), joins=tuple(joins))
+
+
+def _joined_profile(
+    results: Overview, trace: Trace, built: TraceMemory, device: DeviceOverview, found: Join
+) -> Profile:
+    number = device.device
+    who, replay = built.attribution[number], built.snapshot.replay[number]
+    lives = results.snapshot.replay[number].allocations
+
+    def table(what: str) -> pd.DataFrame:
+        code = joined_codes(results.snapshot, found, _column(who, what))
+        return sum_by_code(lives, code, who.names, device.peak.event, "(outside the trace)")
+
+    return Profile(
+        device_type=built.device_type[number],
+        cost=cost(trace, number, steps(built.snapshot, number), replay.curves, replay.events),
+        operators=table("operator"),
+        modules=table("module"),
+        forward=table("forward"),
+        lost_bytes=built.lost_bytes[number],
+        failures=_failures(built, number).iloc[:0],
+        total_memory=next((one.total_memory for one in trace.devices if one.device == number), None),
     )
-    sums = table.groupby("code", as_index=False).sum()
-    special = {-1: NOBODY, -2: "(before the trace)"}
-    sums["name"] = [special.get(number) or who.names[number] for number in sums["code"]]
-    sums["net"] = sums["allocated"] - sums["freed"]
-    sums = sums.sort_values(["at_peak", "allocated"], ascending=False, kind="stable", ignore_index=True)
-    return sums[["name", "allocated", "freed", "net", "at_peak", "allocations"]]
 
 
 def _column(who: Attribution, what: str) -> IntArray:

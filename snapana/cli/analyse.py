@@ -3,32 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from snapana.analyses.failure import Facts
 from snapana.analyses.overview import Overview, overview
 from snapana.errors import SnapanaError
-from snapana.loading import load_any
+from snapana.loading import load_any, load_trace
+from snapana.snapshot.model import Snapshot
 from snapana.trace.model import Timeline, Trace
 
 
-def analyse(input: str, *, max_input: int, progress: Callable[[str], None], **options: Any) -> Overview | Timeline:
+def analyse(
+    input: str,
+    *,
+    max_input: int,
+    progress: Callable[[str], None],
+    trace: str | None = None,
+    facts: Facts | None = None,
+    **options: Any,
+) -> Overview | Timeline:
     """Load and analyse a snapshot or a trace; a timeline is given as it is.
 
     Args:
         input: a path or ``-``.
         max_input: most bytes after decompression.
         progress: told what is being done.
+        trace: path of a trace of the same run, to be joined with a snapshot.
+        facts: what is known besides; a trace knows the card's size.
         **options: of ``overview``.
+
+    Raises:
+        SnapanaError: ``usage.trace`` where INPUT is no snapshot that a trace could be joined with.
 
     """
     loaded = load_any(input, max_input=max_input, progress=progress)
+    if trace is not None and not isinstance(loaded, Snapshot):
+        raise SnapanaError("usage.trace", "--trace goes with a memory snapshot.", "Give the snapshot as INPUT.")
     if isinstance(loaded, Timeline):
         return loaded
+    known = facts or Facts()
     if isinstance(loaded, Trace):
         from snapana.analyses.traces import trace_overview
 
-        return trace_overview(loaded, progress=progress, **options)
-    return overview(loaded, progress=progress, **options)
+        return trace_overview(loaded, facts=known, progress=progress, **options)
+    if trace is None:
+        return overview(loaded, facts=known, progress=progress, **options)
+    from snapana.analyses.traces import with_trace
+
+    beside = load_trace(trace, max_input=max_input, progress=progress)
+    if known.card is None:
+        card = next((one.total_memory for one in beside.devices if one.device == loaded.devices[0]), None)
+        known = replace(known, card=card)
+    return with_trace(overview(loaded, facts=known, progress=progress, **options), beside, progress)
 
 
 def only_overview(found: Overview | Timeline) -> Overview:

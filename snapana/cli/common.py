@@ -100,6 +100,14 @@ def rules_option(command: Command) -> Command:
     return option(command)
 
 
+def trace_option(command: Command) -> Command:
+    """Add a profiler trace of the same run."""
+    option = click.option(
+        "--trace", default=None, metavar="FILE", help="A profiler trace of the same run: adds operators and modules."
+    )
+    return option(command)
+
+
 def dims_option(command: Command) -> Command:
     """Add the model's dimensions."""
     option = click.option(

@@ -20,6 +20,7 @@ from snapana.cli.common import (
     rules_from,
     rules_option,
     step_option,
+    trace_option,
     write_new,
 )
 
@@ -31,6 +32,7 @@ from snapana.cli.common import (
 @step_option
 @rules_option
 @dims_option
+@trace_option
 @click.option("-o", "--output", default=None, metavar="FILE", help="Where to write; - for stdout. Default: INPUT.html.")
 @click.option("--force", is_flag=True, help="Replace the output if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print where the report went as JSON.")
@@ -49,6 +51,7 @@ def report(
     step: str | None,
     rules: str | None,
     dims: str | None,
+    trace: str | None,
     as_json: bool,
 ) -> None:
     """Write what filled the GPU's memory as one self-contained HTML file.
@@ -74,7 +77,15 @@ def report(
     known, own = facts(message, capacity, card), rules_from(rules)
     with progress() as tell:
         found = analyse(
-            input, max_input=max_input, progress=tell, device=device, at=at, facts=known, step=step, rules=own
+            input,
+            max_input=max_input,
+            progress=tell,
+            device=device,
+            at=at,
+            facts=known,
+            step=step,
+            rules=own,
+            trace=trace,
         )
         tell("Writing the report")
         if isinstance(found, Timeline):

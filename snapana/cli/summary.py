@@ -17,6 +17,7 @@ from snapana.cli.common import (
     rules_from,
     rules_option,
     step_option,
+    trace_option,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 @step_option
 @rules_option
 @dims_option
+@trace_option
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON document (schema 1).")
 @click.option("--markdown", is_flag=True, help="Print Markdown, to paste into a ticket.")
 def summary(
@@ -43,6 +45,7 @@ def summary(
     step: str | None,
     rules: str | None,
     dims: str | None,
+    trace: str | None,
     as_json: bool,
     markdown: bool,
 ) -> None:
@@ -65,7 +68,16 @@ def summary(
     selection = Selection(top or None, min_size, dims_from(dims))
     known, own = facts(message, capacity, card), rules_from(rules)
     with progress() as tell:
-        results = analyse(input, max_input=max_input, progress=tell, device=device, facts=known, step=step, rules=own)
+        results = analyse(
+            input,
+            max_input=max_input,
+            progress=tell,
+            device=device,
+            facts=known,
+            step=step,
+            rules=own,
+            trace=trace,
+        )
     if isinstance(results, Timeline):
         _timeline(results, as_json=as_json, markdown=markdown)
         return

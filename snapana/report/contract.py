@@ -41,6 +41,21 @@ def document(results: Overview, found: list[Finding], selection: Selection) -> d
         "settings": settings_object(snapshot),
         "devices": [device_object(snapshot, device, selection) for device in results.devices],
         "findings": [asdict(finding) for finding in found],
+        **({"join": _joins(results)} if results.joins else {}),
+    }
+
+
+def _joins(results: Overview) -> dict[str, Any]:
+    """Say how a trace fits the snapshot: all devices together, and each."""
+    return {
+        "matched_events": sum(found.matched for found in results.joins),
+        "unmatched_events": sum(found.unmatched for found in results.joins),
+        "clock_offset_us": results.joins[0].clock_offset_us,
+        "sizes_differ": sum(found.sizes_differ for found in results.joins),
+        "devices": [
+            {"device": found.device, "matched_events": found.matched, "unmatched_events": found.unmatched}
+            for found in results.joins
+        ],
     }
 
 

@@ -53,6 +53,7 @@ def render_report(results: Overview, found: list[Finding], selection: Selection)
         info=snapshot.info,
         snapshot=snapshot,
         events=results.events,
+        joins=results.joins,
         settings=settings_object(snapshot),
         devices=[
             _device(snapshot, device, found, selection)

@@ -195,8 +195,10 @@ def _frames(
     frames: list[dict[str, object]] = []
     codes = operators.names(own)
     asking = [code for code in codes if not _ALLOCATES.match(names[code])]
-    operator = (asking or codes or [NONE])[0]
-    for code in asking or codes[:1]:
+    # Where all of them only allocate, as zeros_like does, the outermost is what was called.
+    shown = asking or codes[-1:]
+    operator = (shown or [NONE])[0]
+    for code in shown:
         name = names[code]
         if name.startswith(_ENGINE):
             # Its node follows under its own name where it ran one.

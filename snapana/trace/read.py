@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ import numpy as np
 from snapana.errors import SnapanaError
 from snapana.plain import plain_text
 from snapana.snapshot.model import InputInfo
-from snapana.trace.model import DeviceProperties, MemoryEvents, Spans, Trace
+from snapana.trace.model import DeviceProperties, FloatArray, MemoryEvents, Spans, Trace
 from snapana.trace.repair import Repaired, repair_event, repair_top
 
 Number = int | float | str | None
@@ -59,7 +59,7 @@ class _Distributed(msgspec.Struct):
 class _Top(msgspec.Struct):
     """The top level: what is not named here, such as the environment of the job, is never looked at."""
 
-    events: msgspec.Raw = msgspec.field(name="traceEvents", default=msgspec.Raw(b"[]"))
+    events: list[msgspec.Raw] = msgspec.field(name="traceEvents", default_factory=list)
     devices: msgspec.Raw = msgspec.field(name="deviceProperties", default=msgspec.Raw(b"[]"))
     distributed: msgspec.Raw = msgspec.field(name="distributedInfo", default=msgspec.Raw(b"{}"))
     base: Any = msgspec.field(name="baseTimeNanoseconds", default=None)
@@ -98,7 +98,6 @@ MEMORY_CALLS = frozenset(
         *(f"hipMem{name}" for name in ("Create", "Map", "Unmap", "Release", "SetAccess", "AddressReserve")),
     }
 )
-_EVERY = 100_000
 
 
 def read_trace(payload: bytes, info: InputInfo, progress: Callable[[str], None] = lambda text: None) -> Trace:
@@ -124,14 +123,14 @@ def read_trace(payload: bytes, info: InputInfo, progress: Callable[[str], None] 
             gc.enable()
 
 
-def _split(payload: bytes, info: InputInfo, repaired: Repaired) -> tuple[_Top, list[msgspec.Raw] | list[bytes]]:
+def _split(payload: bytes, info: InputInfo, repaired: Repaired) -> tuple[_Top, list[Any]]:
     """Separate the events from each other, strictly if that is possible."""
     text = payload.removeprefix(b"\xef\xbb\xbf")
     try:
         if text[:200].lstrip()[:1] == b"[":
             return _Top(), msgspec.json.decode(text, type=list[msgspec.Raw])
         top = msgspec.json.decode(text, type=_Top)
-        return top, msgspec.json.decode(top.events, type=list[msgspec.Raw])
+        return top, top.events
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         found, pieces = repair_top(text, repaired)
         if not pieces:
@@ -160,19 +159,31 @@ def _decoded(text: bytes | msgspec.Raw, kind: Any = Any) -> Any:
         return None
 
 
+_BLOCK = 20_000
+
+
 class _Columns:
-    """Ranges of one kind while they are read."""
+    """Ranges of one kind while they are read: a few as tuples, the others packed."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, float, float, int, int]] = []
+        self._blocks: list[FloatArray] = []
+
+    def pack(self) -> None:
+        """Pack the rows read so far: as tuples they take four times the memory."""
+        if self.rows:
+            self._blocks.append(np.array(self.rows, dtype=np.float64))
+            self.rows.clear()
 
     def finish(self, names: list[str]) -> Spans:
-        table = np.array(self.rows, dtype=np.float64).reshape(len(self.rows), 6)
+        self.pack()
+        table = np.concatenate(self._blocks) if self._blocks else np.zeros((0, 6))
+        self._blocks.clear()
         # Outer ranges go before inner ones that start with them.
-        order = np.lexsort((-table[:, 3], table[:, 2], table[:, 1]))
-        table = table[order]
-        integer = table[:, [0, 1, 4, 5]].astype(np.int64)
-        return Spans(integer[:, 0], integer[:, 1], table[:, 2], table[:, 3], integer[:, 2], integer[:, 3], names)
+        table = table[np.lexsort((-table[:, 3], table[:, 2], table[:, 1]))]
+        integer = [table[:, column].astype(np.int64) for column in (0, 1, 4, 5)]
+        start, end = table[:, 2].copy(), table[:, 3].copy()
+        return Spans(integer[0], integer[1], start, end, integer[2], integer[3], names)
 
 
 class _Reader:
@@ -186,13 +197,17 @@ class _Reader:
         self.memory: list[tuple[Any, ...]] = []
         self.latest = 0.0
 
-    def read(self, raws: Iterable[msgspec.Raw] | list[bytes], progress: Callable[[str], None]) -> Trace:
+    def read(self, raws: list[Any], progress: Callable[[str], None]) -> Trace:
         decode, skip, take = msgspec.json.Decoder(_Event).decode, _SKIPPED.search, self._take
         count = 0
         for raw in raws:
+            # Each piece is let go once it is read.
+            raws[count] = None
             count += 1
-            if count % _EVERY == 0:
-                progress(f"Reading events: {count:,}")
+            if count % _BLOCK == 0:
+                progress(f"Reading events: {count:,} of {len(raws):,}")
+                for one in self.spans:
+                    one.pack()
             text = bytes(raw)
             if skip(text, 0, _HEAD):
                 continue
@@ -216,24 +231,21 @@ class _Reader:
             name = plain_text(name)
         if place == _RUNTIME and name not in MEMORY_CALLS:
             return
-        if place == _OPERATOR and name.startswith(("ProfilerStep#", "Optimizer.")):
-            # Until 1.12 annotations had the category of operators.
-            place = _ANNOTATION
         start, duration = event.ts, event.dur
-        if type(start) is not float:
-            start = _number(start)
-        if start is None:
-            return
-        if type(duration) is not float:
-            duration = _number(duration)
-            if duration is None:
+        if type(start) is not float or type(duration) is not float or not -_LATEST < start + duration < _LATEST:
+            start, duration = _number(start), _number(duration)
+            if start is None or duration is None:
                 return
-        end = start + max(duration, 0.0)
-        args = event.args
+        end = start + duration if duration > 0 else start
         sequence, forward = -1, 0
-        if args is not None and place == _OPERATOR and args.sequence is not None:
-            sequence, forward = _whole(args.sequence, -1), _whole(args.forward_thread, 0)
-        if place == _PYTHON and duration == 0:
+        if place == _OPERATOR:
+            args = event.args
+            if args is not None and args.sequence is not None:
+                sequence, forward = _whole(args.sequence, -1), _whole(args.forward_thread, 0)
+            if name.startswith(("ProfilerStep#", "Optimizer.")):
+                # Until 1.12 annotations had the category of operators.
+                place = _ANNOTATION
+        elif place == _PYTHON and duration == 0:
             end = float("inf")
         code = self.names.get(name)
         if code is None:
@@ -271,12 +283,16 @@ class _Reader:
         names = [plain_text(name) for name in self.names]
         memory = _memory_events(self.memory)
         base = _number(self.top.base)
-        starts = [float(one.rows[0][2]) for one in self.spans if one.rows] + memory.time[:1].tolist()
-        # Without a base large times are absolute already.
-        absolute = not starts or max(starts) > 1e15
         distributed = _decoded(self.top.distributed, _Distributed) or _Distributed()
         devices = _decoded(self.top.devices, list[_Device]) or []
         operators, python, annotations, runtime = (one.finish(names) for one in self.spans)
+        starts = [
+            float(times[0])
+            for times in (operators.start, python.start, annotations.start, runtime.start, memory.time)
+            if len(times)
+        ]
+        # Large times are absolute already, whatever base is given.
+        absolute = not starts or max(starts) > 1e15
         return Trace(
             info=self.info,
             events=count,
@@ -298,6 +314,8 @@ class _Reader:
 
 
 _PLAIN = {int, str}
+# Microseconds of some thousand years.
+_LATEST = 1e17
 
 
 def _lenient(mended: Any) -> _Event | None:
@@ -312,12 +330,11 @@ def _lenient(mended: Any) -> _Event | None:
 
 def _number(value: Any) -> float | None:
     """Read a time: Ascend writes them as text."""
-    if type(value) is float or type(value) is int:
-        return float(value)
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
         return None
+    return number if abs(number) < _LATEST else None
 
 
 def _whole(value: Any, default: Any) -> Any:

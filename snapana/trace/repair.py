@@ -13,7 +13,7 @@ from typing import Any
 _TOP = ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", "profile_memory")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE = re.compile(r":\s*(-?)(?:inf(?:inity)?|nan)\b", re.IGNORECASE)
-_LONE = re.compile(r'\\(?!["\\/bfnrtu]|u[0-9a-fA-F]{4})')
+_LONE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _DANGLING = re.compile(r",(\s*[}\]])")
 _MISSING = re.compile(r'(["\d}\]el])(\s*\n\s*)(")')
 # A key of an event or its arguments, at the beginning of a piece of an object.
@@ -183,7 +183,9 @@ def _quotes(text: str) -> str:
     return "".join(out)
 
 
-_END = re.compile(r'"(?=\s*(?:,\s*"[A-Za-z][A-Za-z0-9_ ()/.-]{0,60}"\s*:|[}\]]|,\s*$))')
+# What follows the quote that ends a value: a key, or brackets and then a key or the end.
+_FOLLOWING_KEY = r',\s*"[A-Za-z][A-Za-z0-9_ ()/.-]{0,60}"\s*:'
+_END = re.compile(rf'"(?=\s*(?:{_FOLLOWING_KEY}|[}}\]][}}\]\s]*(?:{_FOLLOWING_KEY}|,?\s*$)))')
 
 
 def _closing(text: str, begin: int) -> int | None:

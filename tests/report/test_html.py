@@ -84,11 +84,12 @@ def test_figures_are_those_of_the_analyses(name: str) -> None:
     snapshot = load_sample(name)
     device = overview(snapshot).devices[0]
     page = page_of(snapshot)
+    assert device.space is not None
     for figure in (
         device.peak.allocated,
         device.peak_reserved,
         device.end.allocated,
-        device.view.unreleasable,
+        device.space.view.unreleasable,
     ):
         assert f'title="{figure:,} bytes">{format_bytes(figure)}<' in page
     for site in device.peak.sites["bytes"]:

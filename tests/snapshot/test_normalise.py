@@ -260,4 +260,5 @@ def test_events_without_the_final_state_are_never_negative() -> None:
     document = history.document()
     del document["segments"]
     (device,) = overview(model(document)).devices
-    assert min(device.fragmentation.cached, device.fragmentation.releasable) >= 0
+    assert device.space is not None
+    assert min(device.space.fragmentation.cached, device.space.fragmentation.releasable) >= 0

@@ -1,0 +1,188 @@
+"""A snapshot and a trace of the same run, joined event by event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from snapana.allocator.replay import DeviceReplay
+from snapana.errors import SnapanaError
+from snapana.snapshot.model import ACTION_CODE, Snapshot
+from snapana.trace.memory import TraceMemory
+from snapana.trace.model import Trace
+
+IntArray = npt.NDArray[np.int64]
+
+# Fewer matches than this share of what both have mean different runs.
+_SAME_RUN = 0.5
+# So many events at the beginning of the trace are tried as anchors, and so many places for each.
+_ANCHORS, _PLACES = 64, 200
+
+
+@dataclass(frozen=True)
+class Join:
+    """What of one device is in both files.
+
+    Attributes:
+        device: ordinal.
+        matched: memory events of the trace with their event in the snapshot.
+        unmatched: memory events of the trace within the snapshot's window that have none.
+        clock_offset_us: what to add to the trace's times to have the snapshot's: the median over the matches.
+        sizes_differ: matched allocations whose block sizes differ.
+        of_event: for each event of the snapshot the index of the trace's memory event of the device, -1 for none.
+
+    """
+
+    device: int
+    matched: int
+    unmatched: int
+    clock_offset_us: float
+    sizes_differ: int
+    of_event: IntArray
+
+
+def join(snapshot: Snapshot, trace: Trace, built: TraceMemory, device: int) -> Join:
+    """Match the trace's memory events with the snapshot's, in order, by address and direction.
+
+    The profiler reports an allocation and a requested free in the order in which the allocator records them, so one is
+    a contiguous part of the other; times only tell how far the clocks are apart.
+
+    Raises:
+        SnapanaError: ``join.different_runs`` where the sequences do not fit, ``join.no_device`` where the trace knows
+            no memory of the device.
+
+    """
+    if device not in built.snapshot.replay.devices:
+        raise SnapanaError(
+            "join.no_device",
+            f"{trace.info.name} holds no memory events of device {device}.",
+            "Record it with profile_memory=True in the same process.",
+        )
+    left, right = snapshot.replay[device], built.snapshot.replay[device]
+    events, calls = _sequence(left)
+    own, theirs = _sequence(right)
+    place, matches = _align(events, own)
+    low, high = max(place, 0), min(place + len(own), len(events))
+    common = high - low
+    if not common or matches < _SAME_RUN * common:
+        raise SnapanaError(
+            "join.different_runs",
+            f"{trace.info.name} and {snapshot.info.name} are not of the same run: of {max(common, 0):,} memory events "
+            f"that could be common {matches:,} agree.",
+            "Give the trace that was recorded in the same process.",
+        )
+    in_trace = np.arange(low, high) - place
+    same = (events[low:high] == own[in_trace]).all(axis=1)
+    of_event = np.full(len(left.events), -1, dtype=np.int64)
+    of_event[calls[low:high][same]] = theirs[in_trace[same]]
+    times = left.events["time_us"].to_numpy()[calls[low:high][same]]
+    exact = trace.base_us + _times(trace, built, device)[theirs[in_trace[same]]]
+    return Join(
+        device=device,
+        matched=int(same.sum()),
+        unmatched=int((~same).sum()),
+        clock_offset_us=float(np.median(times - exact)) if len(times) and int(times[0]) >= 0 else 0.0,
+        sizes_differ=_sizes_differ(left, right, of_event),
+        of_event=of_event,
+    )
+
+
+def _times(trace: Trace, built: TraceMemory, device: int) -> npt.NDArray[np.float64]:
+    """Give the device's times as the trace has them, finer than a microsecond."""
+    kind = built.device_type[device]
+    own = (trace.memory.device_type == kind) & (trace.memory.device == device)
+    times: npt.NDArray[np.float64] = trace.memory.time[own]
+    return times
+
+
+def _sequence(replay: DeviceReplay) -> tuple[npt.NDArray[np.uint64], IntArray]:
+    """Give (address, 1 for an allocation) of each allocation and requested free, and their events."""
+    action = replay.events["action"].cat.codes.to_numpy()
+    alloc = action == ACTION_CODE["alloc"]
+    chosen = np.flatnonzero(alloc | (action == ACTION_CODE["free_requested"]) | (action == ACTION_CODE["free"]))
+    addr = replay.events["addr"].to_numpy().astype(np.uint64)
+    return np.column_stack([addr[chosen], alloc[chosen].astype(np.uint64)]), chosen
+
+
+def _align(events: npt.NDArray[np.uint64], own: npt.NDArray[np.uint64]) -> tuple[int, int]:
+    """Find where the trace's sequence begins in the snapshot's, and how many of its events agree there.
+
+    It may begin before the snapshot's window: then the place is negative.
+    """
+    best, place = 0, 0
+    tried: set[int] = set()
+    spread = np.unique(np.linspace(0, max(len(own) - 1, 0), _ANCHORS).astype(np.int64))
+    for anchor in spread.tolist() if len(own) else []:
+        hits = np.flatnonzero((events == own[anchor]).all(axis=1))
+        for hit in hits[:_PLACES].tolist():
+            start = hit - anchor
+            if start in tried:
+                continue
+            tried.add(start)
+            low, high = max(start, 0), min(start + len(own), len(events))
+            agree = int((events[low:high] == own[low - start : high - start]).all(axis=1).sum())
+            if agree > best:
+                best, place = agree, start
+        if best >= 0.999 * min(len(own), len(events)):
+            break
+    return place, best
+
+
+def _sizes_differ(left: DeviceReplay, right: DeviceReplay, of_event: IntArray) -> int:
+    """Count matched allocations whose blocks differ in size: none, if both say the truth."""
+    lives = left.allocations
+    born = lives["alloc"].to_numpy()
+    known = born >= 0
+    partner = of_event[born[known]]
+    found = partner >= 0
+    size = right.events["size"].to_numpy()[partner[found]]
+    return int((lives["size"].to_numpy()[known][found] != size).sum())
+
+
+def joined_codes(snapshot: Snapshot, found: Join, codes: IntArray) -> IntArray:
+    """Give each allocation of the snapshot what the trace says of its event; -2 where the trace does not cover it."""
+    born = snapshot.replay[found.device].allocations["alloc"].to_numpy()
+    partner = np.where(born >= 0, np.append(found.of_event, -1)[born], -1)
+    joined: IntArray = np.where(partner >= 0, np.append(codes, -2)[partner], -2)
+    return joined
+
+
+def sum_by_code(lives: pd.DataFrame, code: IntArray, names: list[str], event: int, outside: str) -> pd.DataFrame:
+    """Sum allocations by a code.
+
+    Args:
+        lives: allocations.
+        code: of each; -1 for none recorded, -2 for outside of the trace.
+        names: by code.
+        event: the instant of ``at_peak``.
+        outside: name of what the trace does not cover.
+
+    Returns:
+        ``name``, ``allocated``, ``freed``, ``net`` (bytes, of the blocks that it allocated), ``at_peak`` (bytes alive
+        after ``event``; they sum to what is allocated), ``allocations``; empty where nothing has a name.
+
+    """
+    columns = ["name", "allocated", "freed", "net", "at_peak", "allocations"]
+    if not (code >= 0).any():
+        return pd.DataFrame(columns=columns)
+    born, freed = lives["alloc"].to_numpy(), lives["free_requested"].to_numpy()
+    size = lives["size"].to_numpy()
+    seen = (born >= 0) & (code != -2)
+    table = pd.DataFrame(
+        {
+            "code": code,
+            "allocated": np.where(seen, size, 0),
+            "freed": np.where(seen & (freed >= 0), size, 0),
+            "at_peak": np.where((born <= event) & ((freed == -1) | (freed > event)), size, 0),
+            "allocations": seen.astype(np.int64),
+        }
+    )
+    sums = table.groupby("code", as_index=False).sum()
+    special = {-1: "(none recorded)", -2: outside}
+    sums["name"] = [special.get(number) or names[number] for number in sums["code"]]
+    sums["net"] = sums["allocated"] - sums["freed"]
+    sums = sums.sort_values(["at_peak", "allocated"], ascending=False, kind="stable", ignore_index=True)
+    return sums[columns]
