@@ -165,7 +165,7 @@ def _window(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
                 "Call torch.cuda.memory._record_memory_history(max_entries=100000) before the model is built.",
             )
         ]
-    if window.unmatched_frees:
+    if window.unmatched_frees and device.space is not None:
         found.append(
             Finding(
                 "window.truncated",
@@ -180,15 +180,16 @@ def _window(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
             )
         )
     elif window.preexisting_blocks:
+        traced = device.space is None
         found.append(
             Finding(
                 "window.late_start",
-                "low",
+                "info" if traced else "low",
                 device.device,
                 window.preexisting_bytes,
-                f"Recording began late: {format_bytes(window.preexisting_bytes)} in "
-                f"{format_count(window.preexisting_blocks)} blocks were there already, without a stack.",
-                "Call torch.cuda.memory._record_memory_history() before the model is built.",
+                f"{'The profiler' if traced else 'Recording'} began late: {format_bytes(window.preexisting_bytes)} was "
+                "there already, without a stack.",
+                "" if traced else "Call torch.cuda.memory._record_memory_history() before the model is built.",
                 {"preexisting_blocks": window.preexisting_blocks},
             )
         )

@@ -282,7 +282,7 @@ class _Reader:
     def _finish(self, count: int) -> Trace:
         names = [plain_text(name) for name in self.names]
         memory = _memory_events(self.memory)
-        base = _number(self.top.base)
+        base = _whole(self.top.base, None)
         distributed = _decoded(self.top.distributed, _Distributed) or _Distributed()
         devices = _decoded(self.top.devices, list[_Device]) or []
         operators, python, annotations, runtime = (one.finish(names) for one in self.spans)
@@ -296,7 +296,7 @@ class _Reader:
         return Trace(
             info=self.info,
             events=count,
-            base_us=0 if base is None or absolute else int(_whole(self.top.base, 0)) // 1000,
+            base_us=0 if base is None or absolute else base // 1000,
             memory=memory,
             operators=operators,
             python=python,
