@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import pandas as pd
+
 from snapana.analyses.failure import OutOfMemory
 from snapana.analyses.fragmentation import SEVERAL_SITES
 from snapana.analyses.oom_changes import may_expand
@@ -247,7 +249,7 @@ VERDICT_WORDS = {
     "driver_refused": "the driver, which had enough left and refused",
     "other_processes": "other processes on the card",
     "outside_allocator": "what this process holds outside PyTorch",
-    "capacity": "capacity: live tensors fill what the driver gave",
+    "capacity": "capacity: what PyTorch holds and what was asked for do not fit the card together",
     "unknown": "unknown: the file does not say enough of what else was on the card",
 }
 
@@ -290,10 +292,10 @@ def _defragment(snapshot: Snapshot) -> str:
 
 def _leaks(device: DeviceOverview) -> list[Finding]:
     table = device.leaks.table
-    if _is_retained_graph(device):
-        return [_retained_graph(device)]
-    found = []
-    for row in rows(table):
+    graph = device.leaks_of_forward if len(device.leaks_of_forward) >= 3 else []
+    found = [_retained_graph(device, table[table["code"].isin(graph)])] if graph else []
+    unit = "step" if device.leaks.source == device.steps.source else f"{device.leaks.steps}th part of the window"
+    for row in rows(table[~table["code"].isin(graph)]):
         growth = float(row.bytes_per_step)
         sure = "" if device.leaks.source == device.steps.source else f" Steps are {device.leaks.source}."
         usual = f" Its other blocks are usually freed at {row.freed_at}; these were not." if row.freed_at else ""
@@ -303,7 +305,7 @@ def _leaks(device: DeviceOverview) -> list[Finding]:
                 "high" if growth >= _MIB else "medium",
                 device.device,
                 int(row.total),
-                f"{row.site} keeps {format_bytes(growth)} more with every step ({_blocks(row.blocks_per_step)}, "
+                f"{row.site} keeps {format_bytes(growth)} more with every {unit} ({_blocks(row.blocks_per_step)}, "
                 f"{format_bytes(row.block_bytes_per_step)} with rounding), over {row.steps} steps.{usual}{sure}",
                 "Something keeps a reference to what this line makes: a list, a hook, a cache without a bound. The "
                 "line that holds it may be elsewhere.",
@@ -319,9 +321,8 @@ def _leaks(device: DeviceOverview) -> list[Finding]:
     return found
 
 
-def _retained_graph(device: DeviceOverview) -> Finding:
+def _retained_graph(device: DeviceOverview, table: pd.DataFrame) -> Finding:
     """Report lines that grow together as the one thing that they are."""
-    table = device.leaks.table
     growth = float(table["bytes_per_step"].sum())
     first = table.iloc[0]
     return Finding(
@@ -341,12 +342,6 @@ def _retained_graph(device: DeviceOverview) -> Finding:
             "steps_until_full": device.step_course.projection if device.step_course else None,
         },
     )
-
-
-def _is_retained_graph(device: DeviceOverview) -> bool:
-    """Whether what grows is activations of several lines: nobody keeps those one by one."""
-    codes = device.leaks.table["code"]
-    return len(codes) >= 3 and float(device.growing_activations) > 0.5
 
 
 def _blocks(count: float) -> str:
@@ -378,7 +373,8 @@ def _varying(device: DeviceOverview) -> list[Finding]:
     if course is None or not course.varies or len(device.leaks.table):
         return []
     fatal = device.fatal_oom
-    failed = " The step that failed asked for the largest blocks so far." if fatal is not None else ""
+    asked = fatal is not None and device.largest_so_far
+    failed = " The step that failed asked for the largest blocks so far." if asked else ""
     return [
         Finding(
             "growth.varying_peaks",
@@ -462,7 +458,7 @@ def _categories(device: DeviceOverview) -> list[Finding]:
 def _utilization(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
     if device.space is None:
         return []
-    cache = device.space.fragmentation
+    cache = device.space.fullest
     if cache.utilization is None or cache.utilization >= 0.8:
         return []
     gap = round(cache.reserved * (1 - cache.utilization))
@@ -520,7 +516,7 @@ def _pins(device: DeviceOverview) -> list[Finding]:
 def _rounding(snapshot: Snapshot, device: DeviceOverview) -> list[Finding]:
     if device.space is None:
         return []
-    cache = device.space.fragmentation
+    cache = device.space.fullest
     share = cache.internal_waste / cache.active if cache.active else 0.0
     if share < 0.1 or cache.internal_waste < 64 * _MIB:
         return []
@@ -752,11 +748,12 @@ def _cause(device: DeviceOverview) -> str:
     growth = "no site grows from step to step" if device.leaks.judged else "growth could not be judged (no steps)"
     if device.space is None:
         return f"A profiler trace does not tell how memory is laid out; {growth}."
-    cache = device.space.fragmentation
+    cache = device.space.fullest
     if cache.utilization is not None and cache.utilization < 0.8 and cache.reserved * (1 - cache.utilization) >= _GIB:
+        what = "Fragmentation" if cache.unreleasable >= cache.reserved * 0.05 else "Unused cache"
         return (
-            f"Fragmentation: only {cache.utilization:.0%} of what was reserved was ever in use at once; "
-            f"{format_bytes(cache.unreleasable)} could not be given back."
+            f"{what}: only {cache.utilization:.0%} of what was reserved was ever in use at once; "
+            f"{format_bytes(cache.unreleasable)} of the rest could not be given back."
         )
     used = f"{cache.utilization:.0%} of what was reserved was in use" if cache.utilization is not None else ""
     return f"Neither fragmentation nor growth: {used} at the fullest, and {growth}."

@@ -39,6 +39,7 @@ class OomMessage:
         private_free: free blocks of private pools, which the message calls allocated.
         reserved: all segments.
         printed_allocated: ``allocated`` as the message prints it.
+        names_limits: whether the form is one that prints a limit wherever one is set.
         text: the message, white space straightened.
 
     """
@@ -55,12 +56,16 @@ class OomMessage:
     private_free: int | None = None
     reserved: int | None = None
     printed_allocated: int | None = None
+    names_limits: bool = False
     text: str = ""
 
     @property
     def others_total(self) -> int | None:
-        """Bytes of all other processes; 0 where the message lists processes, but no other; None if it lists none."""
-        return sum(size for _, size in self.others) if self.process is not None or self.others else None
+        """Bytes of all other processes; None where the message does not say which process is this one.
+
+        In a container PyTorch does not know its own number: then it is among the others.
+        """
+        return sum(size for _, size in self.others) if self.process is not None else None
 
     @property
     def outside(self) -> int | None:
@@ -122,20 +127,26 @@ def _new(backend: str, text: str, requested: int) -> OomMessage:
     private = _find(text, rf"with {_SIZE} allocated in private pools")
     unallocated = _find(text, rf"{_SIZE} is reserved by PyTorch but unallocated")
     others = re.findall(rf"Process (\d+) has {_SIZE} memory in use", text)
+    capacity = _find(text, rf"has a total capaci?ty of {_SIZE}")
+    process = _find(text, rf"this process has {_SIZE} memory in use")
+    if process is not None and capacity is not None and process > capacity + tolerance(capacity):
+        # Some drivers answer with a number that stands for none.
+        process = None
     return OomMessage(
         backend=backend,
         device=int(device.group(1)) if device else None,
         requested=requested,
         # PyTorch 2.1 wrote "capacty".
-        capacity=_find(text, rf"has a total capaci?ty of {_SIZE}"),
+        capacity=capacity,
         free=_find(text, rf"of which {_SIZE} is free"),
-        process=_find(text, rf"this process has {_SIZE} memory in use"),
+        process=process,
         others=tuple((int(number), _bytes(size)) for number, size in others),
         allowed=_find(text, rf"{_SIZE} allowed"),
         allocated=None if printed is None else printed - (private or 0),
         private_free=private,
         reserved=None if printed is None or unallocated is None else printed + unallocated,
         printed_allocated=printed,
+        names_limits=True,
         text=text,
     )
 

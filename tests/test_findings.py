@@ -142,11 +142,36 @@ def test_varying_peaks_in_words() -> None:
 
 def test_a_retained_graph_is_one_finding() -> None:
     history = History()
-    kept: list[int] = []
     for _ in range(10):
-        kept += [history.alloc(size * MIB, site) for size, site in ((4, "embed"), (3, "attend"), (2, "mlp"))]
+        for size, site in ((4, "embed"), (3, "attend"), (2, "mlp")):
+            history.alloc(size * MIB, site)
         history.step()
     found = [finding for finding in judge(overview(history.snapshot())) if finding.code == "leak.growth"]
     assert len(found) == 1
     assert found[0].evidence["bytes_per_step"] == 9 * MIB
     assert "elsewhere" in found[0].advice
+
+
+def test_a_message_of_another_card_changes_nothing() -> None:
+    text = truth_of("oom_train")["oom_message"].replace("GPU 0 has", "GPU 1 has")
+    facts = Facts(messages=tuple(find_messages(text)))
+    (device,) = overview(load_sample("oom_train"), facts=facts).devices
+    assert device.space is not None
+    assert device.space.card.capacity is None
+
+
+def test_a_card_that_is_given_too_small_still_closes() -> None:
+    (device,) = overview(load_sample("oom_train"), facts=Facts(card=6 * GIB)).devices
+    assert device.space is not None
+    card = device.space.card
+    assert sum(part.bytes or 0 for part in card.parts) == card.capacity
+    assert any("is less than what was on it" in reason for reason in device.oom[0].reasons)
+
+
+def test_findings_do_not_depend_on_the_instant() -> None:
+    found = [
+        [(one.code, one.bytes) for one in judge(overview(scattered(AllocatorSettings()).snapshot(), at=at))]
+        for at in (None, "5", "end")
+    ]
+    assert next(code for code, _ in found[0]) == "fragmentation.low_utilization"
+    assert found[0][0] == found[1][0] == found[2][0]

@@ -49,7 +49,9 @@ class CardUse:
     parts: tuple[CardPart, ...]
 
 
-def card_use(cache: Fragmentation, live: Categories, facts: Facts, failure: OutOfMemory | None = None) -> CardUse:
+def card_use(
+    cache: Fragmentation, live: Categories, facts: Facts, failure: OutOfMemory | None = None, device: int = 0
+) -> CardUse:
     """Divide the card.
 
     Args:
@@ -57,9 +59,10 @@ def card_use(cache: Fragmentation, live: Categories, facts: Facts, failure: OutO
         live: what was allocated then, by category.
         facts: what is known besides the file.
         failure: the failed allocation of the instant, if it is one: it knows what the driver had left.
+        device: ordinal.
 
     """
-    capacity = failure.card if failure is not None else _capacity(facts)
+    capacity = failure.card if failure is not None else facts.card_of(device)
     if capacity is not None:
         capacity = max(capacity, cache.reserved)
     parts = [*_live(cache, live), *_cached(cache, 0 if failure is None else failure.stream, failure is not None)]
@@ -72,12 +75,6 @@ def card_use(cache: Fragmentation, live: Categories, facts: Facts, failure: OutO
         parts.append(CardPart("unknown", "the rest of the card", None, "--card SIZE or --message tells"))
     kept = tuple(part for part in parts if part.bytes is None or part.bytes > 0)
     return CardUse(cache.at, cache.event, capacity, cache.reserved, kept)
-
-
-def _capacity(facts: Facts) -> int | None:
-    if facts.card is not None:
-        return facts.card
-    return next((message.capacity for message in reversed(facts.messages) if message.capacity is not None), None)
 
 
 def _live(cache: Fragmentation, live: Categories) -> list[CardPart]:

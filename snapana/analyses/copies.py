@@ -67,7 +67,8 @@ def copies(snapshot: Snapshot, device: int, event: int, codes: IntArray) -> list
             scaled = pd.Series(theirs.to_numpy(), index=theirs.index.to_numpy() / scale)
             both = np.minimum(mine.to_numpy(), scaled.reindex(mine.index, fill_value=0).to_numpy())
             matched = float((mine.index.to_numpy() * both).sum())
-            if matched >= _MATCHED * total:
+            surplus = float((scaled.index.to_numpy() * scaled.to_numpy()).sum()) - matched
+            if matched >= _MATCHED * total and surplus <= (1 - _MATCHED) * total:
                 found.append(Copy(names[code].label, int(matched * scale), scale, precision))
                 break
     return sorted(found, key=lambda copy: -copy.bytes)

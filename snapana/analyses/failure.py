@@ -36,6 +36,13 @@ class Facts:
     card: int | None = None
     messages: tuple[OomMessage, ...] = ()
 
+    def card_of(self, device: int) -> int | None:
+        """Give the size of a device's card: as told, else as the last message of the device prints it."""
+        if self.card is not None:
+            return self.card
+        own = (one.capacity for one in reversed(self.messages) if one.device in {None, device})
+        return next((size for size in own if size is not None), None)
+
 
 @dataclass(frozen=True)
 class Change:

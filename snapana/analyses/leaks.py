@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,8 @@ _MORTAL = 0.2
 # Growth over this share of what survived counts as growth, over less as replacement.
 _REAL = 0.5
 MAX_SLOPE_STEPS = 400
+# Of what is allocated at step ends so much must be a block that is replaced by larger ones.
+_WORTH = 0.02
 
 KINDS = ("leak", "unsure", "cache_bounded", "freed_late", "warm_up", "one_off")
 
@@ -108,7 +111,7 @@ def leaks(snapshot: Snapshot, device: int, steps: Steps) -> Leaks:
     if len(boundaries) < MIN_STEPS:
         return _not_judged(steps.source, boundaries)
     lives = _Lives(snapshot, device, boundaries)
-    warm = warm_up(lives.total())
+    warm = warm_up(lives.total)
     found, kept = [], []
     for code in lives.candidates():
         one = _Site(lives, code, warm, MIN_GROWTHS if sure >= SURE else UNSURE_GROWTHS)
@@ -192,6 +195,7 @@ class _Lives:
         """Give the rows of a site, in order of their allocation."""
         return self._order[self._first[code] : self._first[code + 1]]
 
+    @cached_property
     def total(self) -> IntArray:
         """Sum occupied bytes at each boundary."""
         return self.alive(np.arange(len(self.frame)), self.size)
@@ -205,11 +209,9 @@ class _Lives:
         return np.cumsum(delta)[:-1]
 
     def candidates(self) -> list[int]:
-        """Give the sites with survivors of several steps."""
+        """Give the sites with survivors."""
         alive = np.flatnonzero(self.survives & (self.frame["alloc"].to_numpy() >= 0))
-        pairs = np.unique(self.codes[alive] * (self.count + 1) + self.birth[alive])
-        codes, counts = np.unique(pairs // (self.count + 1), return_counts=True)
-        return [int(code) for code in codes[counts >= 2]]
+        return [int(code) for code in np.unique(self.codes[alive])]
 
 
 class _Site:
@@ -224,15 +226,24 @@ class _Site:
         self.label = self.site.label
         self.rows = lives.rows(code)
         self.survivors = self.rows[lives.survives[self.rows]]
-        # What the last step made is still in use, and what warm-up made is expected.
+        # What the last step made is still in use, as is what is usually freed some steps later; what warm-up made is
+        # expected.
         birth = lives.birth[self.survivors]
-        self.late = self.survivors[(birth >= warm) & (birth < lives.count - 1)]
+        self.life = self._usual_life()
+        self.end = lives.count - 1 - min(self.life, (lives.count - warm) // 3)
+        self.late = self.survivors[(birth >= warm) & (birth < self.end)]
         self.births = np.bincount(birth, minlength=lives.count)[: lives.count]
         self.live = lives.alive(self.rows, lives.requested)
-        self.hits = np.flatnonzero(self.births[: lives.count - 1])
+        self.hits = np.flatnonzero(self.births[: self.end])
         self.hits = self.hits[self.hits >= warm]
         self.survivor_bytes = int(lives.requested[self.survivors].sum())
         self.survivor_count = len(self.survivors)
+
+    def _usual_life(self) -> int:
+        """Give the steps that nearly all of the site's blocks live, of those that are freed; 0 without any."""
+        birth, death = self.lives.birth[self.rows], self.lives.death[self.rows]
+        dead = (death < self.lives.count) & (birth >= self.warm)
+        return int(np.quantile((death - birth)[dead], 0.95)) if dead.any() else 0
 
     @property
     def period(self) -> int:
@@ -244,23 +255,37 @@ class _Site:
         if self.lives.count < STRICT_STEPS:
             return "leak" if self._grows_evenly() else ""
         if len(self.hits) < self.least:
-            return self._few()
+            return "leak" if self.least == MIN_GROWTHS and self._replaced_by_larger() else self._few()
         if not self._recent():
             return "cache_bounded"
         if self._mortal() > _MORTAL:
             return "freed_late"
         return "leak" if self._regular() and self._grows() else "cache_bounded"
 
+    def _replaced_by_larger(self) -> bool:
+        """Whether one block after the other takes its predecessor's place, each larger, as a history that is joined."""
+        tail = self.live[self.warm :]
+        if len(tail) < 6 or int(tail[0]) <= 0:
+            return False
+        growth = np.diff(tail)
+        thirds = [float(part.sum()) for part in np.array_split(growth, 3)]
+        steady = min(thirds) >= 0.5 * float(np.mean(thirds)) > 0
+        grows = steady and float((growth > 0).mean()) >= 0.9 and int(tail[-1]) >= 1.25 * int(tail[0])
+        # An input that is kept until the next, larger one takes its place is no history.
+        return grows and int(tail[-1]) - int(tail[0]) >= _WORTH * int(self.lives.total.max())
+
     def _few(self) -> str:
         if len(self.hits) >= MIN_GROWTHS and self._recent() and self._regular() and self._mortal() <= _MORTAL:
             return "unsure" if self._grows() else "cache_bounded"
+        if self._mortal() > _MORTAL or (self.life > 1 and not len(self.hits)):
+            return "freed_late"
         if len(self.hits):
             return "one_off"
         return "warm_up" if (self.births[: self.warm] > 0).sum() > 1 else ""
 
     def _recent(self) -> bool:
         """Whether it goes on to the end: the last growth is no further back than two periods."""
-        return self.lives.count - 2 - int(self.hits[-1]) <= 2 * self.period
+        return self.end - 1 - int(self.hits[-1]) <= 2 * self.period
 
     def _regular(self) -> bool:
         gaps = np.diff(self.hits)
@@ -269,7 +294,7 @@ class _Site:
     def _mortal(self) -> float:
         """Give the share of blocks that lived past a few steps and were freed after all."""
         birth, death = self.lives.birth[self.rows], self.lives.death[self.rows]
-        few = max(2, self.period)
+        few = max(2, self.period, self.life)
         judged = (birth >= self.warm) & (birth < self.lives.count - 1 - few)
         old = judged & (death - birth > few)
         freed = old & (death < self.lives.count)
@@ -300,10 +325,11 @@ class _Site:
 
     def per_step(self) -> tuple[float, float, float]:
         """Give requested bytes, occupied bytes and blocks that a step leaves behind: medians, over the period."""
-        if self.lives.count < STRICT_STEPS:
+        if self.lives.count < STRICT_STEPS or len(self.hits) < MIN_GROWTHS:
             occupied = self.lives.alive(self.rows, self.lives.size)
             count = self.lives.alive(self.rows, np.ones(len(self.lives.frame), dtype=np.int64))
-            return robust_slope(self.live), robust_slope(occupied), robust_slope(count)
+            tail = self.warm if self.lives.count >= STRICT_STEPS else 0
+            return robust_slope(self.live[tail:]), robust_slope(occupied[tail:]), robust_slope(count[tail:])
         gap = (int(self.hits[-1]) - int(self.hits[0])) / (len(self.hits) - 1)
         birth = self.lives.birth[self.late]
         sums = (
@@ -315,7 +341,7 @@ class _Site:
 
     def confidence(self) -> float:
         """Say how sure it is: how many of the growths came when they were due, fewer steps count less."""
-        if self.lives.count < STRICT_STEPS:
+        if self.lives.count < STRICT_STEPS or len(self.hits) < MIN_GROWTHS:
             return 0.5
         due = (int(self.hits[-1]) - int(self.hits[0])) / self.period + 1
         return min(1.0, len(self.hits) / due) * min(1.0, 0.5 + len(self.hits) / 12)

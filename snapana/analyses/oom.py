@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from snapana.allocator.layout import Layout
-from snapana.allocator.rounding import SMALL_SIZE, segment_size
+from snapana.allocator.rounding import SMALL_BUFFER, SMALL_SIZE, segment_size
 from snapana.analyses.failure import Facts, OutOfMemory
 from snapana.analyses.fragmentation import fragmentation
 from snapana.analyses.oom_changes import changes
@@ -86,7 +86,9 @@ def _request_of_message(snapshot: Snapshot, device: int, facts: Facts) -> list[_
     message = _matching(facts.messages, device, None, int(state["allocated"]), int(state["reserved"]))
     if message is None or message.reserved is None:
         return []
-    return [_Request(last, message.requested, 0, -1, -1, message.free, fatal=True)]
+    # The message prints the segment: of a small one the request is not known, but that it is small.
+    size = SMALL_SIZE if message.requested <= SMALL_BUFFER else message.requested
+    return [_Request(last, size, 0, -1, -1, message.free, fatal=True)]
 
 
 def _explain(
@@ -109,12 +111,14 @@ def _explain(
     message = _matching(facts.messages, device, segment, live.allocated, reserved)
     free = request.device_free
     free = free if free is not None or message is None else message.free
-    card = _card(facts, free, reserved)
+    card = _card(facts, device, free, reserved)
     limit = facts.limit if facts.limit is not None else message.allowed if message is not None else None
     limited = free is not None and free >= segment
     rest = None if card is None or free is None else max(0, card - free - reserved)
     others = message.others_total if message is not None else None
-    known = limit is not None or (message is not None and message.capacity is not None)
+    # A limit that was given, but does not explain the failure, cannot be the only one.
+    explained = limit is not None and reserved + segment > limit
+    known = explained or (message is not None and message.names_limits)
     failure = OutOfMemory(
         device=device,
         event=request.event,
@@ -179,12 +183,10 @@ def _matching(
     return fitting[-1] if fitting else None
 
 
-def _card(facts: Facts, free: int | None, reserved: int) -> int | None:
-    """Give the card's size: as told, else as any message prints it, which may be a little short."""
-    if facts.card is not None:
-        return facts.card
-    printed = next((message.capacity for message in reversed(facts.messages) if message.capacity is not None), None)
-    return printed if printed is None else max(printed, reserved + (free or 0))
+def _card(facts: Facts, device: int, free: int | None, reserved: int) -> int | None:
+    """Give the card's size as told, or as a message of the device prints it; never less than what was on it."""
+    told = facts.card_of(device)
+    return None if told is None else max(told, reserved + (free or 0))
 
 
 def _pool_of_request(allocations: pd.DataFrame, layout: Layout, event: int, recorded: int) -> tuple[int, bool]:
@@ -256,7 +258,9 @@ def _released_before(events: pd.DataFrame, event: int) -> int:
     """Sum the segments that were given back directly before the failure."""
     action = events["action"].cat.codes.to_numpy()
     gives_back = (ACTION_CODE["segment_free"], ACTION_CODE["segment_unmap"])
+    context = events["context"].to_numpy()
     first = event
-    while first > 0 and action[first - 1] in gives_back:
+    # What an empty_cache() before it released has another context.
+    while first > 0 and action[first - 1] in gives_back and context[first - 1] == context[event]:
         first -= 1
     return int(events["size"].to_numpy()[first:event].sum())

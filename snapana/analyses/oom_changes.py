@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from snapana.allocator.layout import FREE, Layout
+from snapana.analyses.expand import fits_expandable
 from snapana.analyses.failure import Change, OutOfMemory
 from snapana.analyses.oom_reasons import count_blocks
 from snapana.analyses.sites import by_site
@@ -48,12 +49,17 @@ def _release_cache(failure: OutOfMemory) -> list[Change]:
 def _join_holes(snapshot: Snapshot, failure: OutOfMemory, layout: Layout) -> list[Change]:
     found = []
     if may_expand(snapshot):
-        room = failure.room or 0
+        fits = fits_expandable(snapshot, failure)
+        judged = {
+            True: ", and the recorded requests would have fitted",
+            False: "; the recorded requests would still not all have fitted",
+            None: "",
+        }[fits]
         found.append(
             Change(
-                "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: its free pages join, wherever they lie",
+                "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: its free pages join, wherever they lie" + judged,
                 failure.own_free,
-                failure.own_free + room >= failure.requested,
+                bool(fits),
             )
         )
     window = _cheapest_window(snapshot, failure, layout)

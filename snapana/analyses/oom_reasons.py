@@ -28,6 +28,11 @@ def reasons(snapshot: Snapshot, failure: OutOfMemory, layout: Layout, facts: Fac
         *_about_the_driver(failure),
         *_about_the_rest_of_the_card(failure),
     ]
+    if facts.card is not None and failure.card is not None and facts.card < failure.card:
+        found.append(
+            f"The size given for the card, {format_bytes(facts.card)}, is less than what was on it: "
+            f"{format_bytes(failure.card)}."
+        )
     if facts.messages and failure.message is None:
         last = facts.messages[-1]
         found.append(
@@ -158,7 +163,7 @@ def _about_the_driver(failure: OutOfMemory) -> list[str]:
         return [
             f"{enough}. So PyTorch itself was held back: a limit of at least {format_bytes(failure.limit_low)} and "
             f"less than {format_bytes(failure.limit_high)} (set_per_process_memory_fraction), unless the driver "
-            "refused."
+            "refused." + (f" The {format_bytes(limit)} that were given do not explain it." if limit is not None else "")
         ]
     return [f"{enough}, and no limit was set: the driver refused, as it may where its own memory is in pieces."]
 
@@ -182,5 +187,5 @@ def _about_the_rest_of_the_card(failure: OutOfMemory) -> list[str]:
             f"PyTorch (context, kernels, libraries) and {format_bytes(failure.others)} other processes."
         ]
     if failure.verdict == "capacity":
-        found.append("Even all of that would not have been enough: live tensors alone ask for more than the card has.")
+        found.append("Even all of that would not have been enough for it.")
     return found

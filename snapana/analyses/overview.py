@@ -11,7 +11,7 @@ import pandas as pd
 
 from snapana.allocator.replay import Coverage
 from snapana.analyses.card import CardUse, card_use
-from snapana.analyses.categories import ACTIVATIONS, Categories, categories_at, categorise, kept_gradients
+from snapana.analyses.categories import Categories, categories_at, categorise, kept_gradients
 from snapana.analyses.churn import Churn, churn
 from snapana.analyses.copies import Copy, copies
 from snapana.analyses.cost import Cost
@@ -23,6 +23,7 @@ from snapana.analyses.leaks import Leaks, leaks
 from snapana.analyses.logits import Logits, logits
 from snapana.analyses.oom import out_of_memory
 from snapana.analyses.peak import Peak, instant
+from snapana.analyses.phases import stack_traits
 from snapana.analyses.rules import Rule
 from snapana.analyses.sites import site_codes
 from snapana.analyses.steps import Steps, steps
@@ -49,6 +50,7 @@ class Space:
 
     Attributes:
         fragmentation: at the highest ``reserved``, or the instant that was asked for.
+        fullest: at the highest ``reserved``, whatever was asked for: findings judge the whole window.
         course: of fragmentation over the window: see ``fragmentation.course``.
         view: the instant that the map and the card show: what was asked for, the last failure, or peak reserved.
         card: the whole card at that instant.
@@ -57,6 +59,7 @@ class Space:
     """
 
     fragmentation: Fragmentation
+    fullest: Fragmentation
     course: pd.DataFrame
     view: Fragmentation
     card: CardUse
@@ -111,8 +114,9 @@ class DeviceOverview:
         failed_categories: likewise at the last failure; the same where nothing failed.
         codes: category of each allocation: see ``categorise``.
         copies: lines that hold a second copy of the parameters at that instant.
+        largest_so_far: whether the step that failed last asked for a larger block than any before it.
         kept_gradients: bytes of gradients at that instant that an optimizer step before it has used already.
-        growing_activations: share of activations in the bytes that leaking sites keep; 0 without leaks.
+        leaks_of_forward: codes of the leaking sites that lie within the forward pass of modules, or its loss.
         step_course: how memory goes on from step to step; None with fewer than three.
         oom: failed allocations; of very many the last.
         oom_events: how many failed in the window.
@@ -137,8 +141,9 @@ class DeviceOverview:
     failed_categories: Categories
     codes: npt.NDArray[np.int64]
     copies: list[Copy]
+    largest_so_far: bool
     kept_gradients: int
-    growing_activations: float
+    leaks_of_forward: list[int]
     step_course: Course | None
     oom: list[OutOfMemory]
     oom_events: int
@@ -209,10 +214,32 @@ def overview(
     chosen = snapshot.devices if device is None else (device,)
     facts = facts or Facts()
     found = []
+    moments = available(at, chosen, lambda number, name: find_instant(snapshot, number, name))
+    marks = available(step, chosen, lambda number, name: steps(snapshot, number, name))
     for number in chosen:
         progress(f"Analysing device {number}")
-        found.append(_device(snapshot, number, at, facts, step, rules))
+        found.append(_device(snapshot, number, moments[number], facts, marks[number], rules))
     return Overview(snapshot, tuple(found), facts)
+
+
+def available(wanted: str | None, devices: Sequence[int], find: Callable[[int, str], object]) -> dict[int, str | None]:
+    """Give for each device what was asked for where the device has it, else None: only if none has it that fails.
+
+    Raises:
+        SnapanaError: of the first device.
+
+    """
+    found: dict[int, str | None] = dict.fromkeys(devices)
+    failed: list[SnapanaError] = []
+    for number in devices if wanted is not None else ():
+        try:
+            find(number, str(wanted))
+            found[number] = wanted
+        except SnapanaError as error:
+            failed.append(error)
+    if failed and len(failed) == len(devices):
+        raise failed[0]
+    return found
 
 
 def _device(
@@ -249,16 +276,18 @@ def _device(
         failed_categories=categories_at(snapshot, device, at_peak.event if failed is None else failed.event, codes),
         codes=codes,
         copies=copies(snapshot, device, at_peak.event, codes),
+        largest_so_far=failed is not None and _largest_so_far(snapshot, device, found, failed),
         kept_gradients=kept_gradients(snapshot, device, at_peak.event, codes),
-        growing_activations=_activations_among(snapshot, device, growing, codes),
-        step_course=step_course(found, growing, _room(facts, reserved)),
+        leaks_of_forward=_within_forward(snapshot, device, growing),
+        step_course=step_course(found, growing, _room(facts, device, reserved, failed)),
         oom=failures,
         oom_events=int((replay.events["action"] == "oom").sum()),
         space=Space(
             fragmentation=cache,
+            fullest=cache if at is None else _fragmentation(snapshot, device, fullest),
             course=course(snapshot, device),
             view=view,
-            card=card_use(view, categories_at(snapshot, device, view.event, codes), facts, shown),
+            card=card_use(view, categories_at(snapshot, device, view.event, codes), facts, shown, device),
             churn=churn(snapshot, device, found),
         ),
     )
@@ -268,18 +297,43 @@ def _fragmentation(snapshot: Snapshot, device: int, moment: Instant) -> Fragment
     return fragmentation(snapshot, device, moment.event, moment.name)
 
 
-def _room(facts: Facts, reserved: int) -> int | None:
-    """Give the bytes that may still be reserved above the highest so far."""
-    most = facts.limit if facts.limit is not None else facts.card
-    if most is None:
-        most = next((message.capacity for message in reversed(facts.messages) if message.capacity is not None), None)
-    return None if most is None else max(0, most - reserved)
+def _room(facts: Facts, device: int, reserved: int, failed: OutOfMemory | None) -> int | None:
+    """Give the bytes that may still be reserved above the highest so far; None where unknown, or once it ran out."""
+    if failed is not None and failed.fatal:
+        return None
+    card = facts.card_of(device)
+    if card is not None and facts.messages and failed is None:
+        # What others and libraries held when PyTorch wrote its message.
+        last = facts.messages[-1]
+        taken = (last.others_total or 0) + (last.outside or 0) if last.device in {None, device} else 0
+        card -= taken
+    limits = [size for size in (facts.limit, card) if size is not None]
+    return max(0, min(limits) - reserved) if limits else None
 
 
-def _activations_among(snapshot: Snapshot, device: int, found: Leaks, codes: npt.NDArray[np.int64]) -> float:
-    """Give the share of activations in what leaking sites keep."""
+def _within_forward(snapshot: Snapshot, device: int, found: Leaks) -> list[int]:
+    """Give the leaking sites most of whose survivors were made within a module, or within the loss."""
     lives = snapshot.replay[device].allocations
-    own = np.isin(site_codes(snapshot, lives), found.table["code"].to_numpy(dtype=np.int64))
-    own &= lives["free_requested"].to_numpy() == -1
-    size = lives["requested"].to_numpy()
-    return float(size[own & (codes == ACTIVATIONS)].sum()) / max(float(size[own].sum()), 1.0)
+    sites = site_codes(snapshot, lives)
+    traits = stack_traits(snapshot)
+    within = traits.module | traits.functional
+    alive = lives["free_requested"].to_numpy() == -1
+    chosen = []
+    for code in found.table["code"].tolist():
+        own = alive & (sites == code)
+        if own.any() and float(within[lives["stack"].to_numpy()[own]].mean()) > 0.5:
+            chosen.append(int(code))
+    return chosen
+
+
+def _largest_so_far(snapshot: Snapshot, device: int, found: Steps, failed: OutOfMemory) -> bool:
+    """Whether the step of a failure asked for a larger block than any step before it."""
+    ends = found.table["end_event"].to_numpy(dtype=np.int64)
+    before = ends[ends < failed.event]
+    if not len(before):
+        return False
+    lives = snapshot.replay[device].allocations
+    born, size = lives["alloc"].to_numpy(), lives["requested"].to_numpy()
+    own = size[(born > before[-1]) & (born < failed.event)]
+    earlier = size[(born >= 0) & (born <= before[-1])]
+    return max(int(own.max(initial=0)), failed.requested) > int(earlier.max(initial=0))

@@ -55,6 +55,7 @@ class StackTraits:
         data_parallel: the innermost Python frame is DistributedDataParallel's own: its buckets.
         convolution: the innermost Python frame is a convolution, or cuDNN is below it.
         workspace: C++ frames that make workspaces.
+        functional: within ``torch.nn.functional``, where losses are.
         direct: the innermost Python frame is the user's: the operator was called there.
 
     """
@@ -69,6 +70,7 @@ class StackTraits:
     data_parallel: BoolArray
     convolution: BoolArray
     workspace: BoolArray
+    functional: BoolArray
     direct: BoolArray
 
 
@@ -100,6 +102,8 @@ def _traits(frames: Sequence[tuple[str, str, int, str]]) -> set[str]:
             found.add("build")
         if name == "forward" or kind == "generated" or (path.endswith(_MODULE) and name == "_call_impl"):
             found.add("module")
+        if path.endswith("torch/nn/functional.py"):
+            found.add("functional")
         if name in {"backward", "post_backward"} and kind in {"torch", "library"}:
             found.add("backward")
     if python:

@@ -16,7 +16,7 @@ from snapana.analyses.instants import find_instant
 from snapana.analyses.join import Join, join, joined_codes, sum_by_code
 from snapana.analyses.leaks import leaks
 from snapana.analyses.logits import logits
-from snapana.analyses.overview import DeviceOverview, Overview, Profile, Totals
+from snapana.analyses.overview import DeviceOverview, Overview, Profile, Totals, available
 from snapana.analyses.peak import instant
 from snapana.analyses.rules import Rule
 from snapana.analyses.steps import steps
@@ -51,9 +51,12 @@ def trace_overview(
         known_devices = ", ".join(map(str, devices)) or "none"
         raise SnapanaError("usage.device", f"{trace.info.name} has no device {device}.", f"It has: {known_devices}.")
     found = []
-    for number in devices if device is None else (device,):
+    chosen = devices if device is None else (device,)
+    moments = available(at, chosen, lambda number, name: find_instant(built.snapshot, number, name))
+    marks = available(step, chosen, lambda number, name: steps(built.snapshot, number, name))
+    for number in chosen:
         progress(f"Analysing device {number}")
-        found.append(_device(trace, built, number, at, step, rules))
+        found.append(_device(trace, built, number, moments[number], marks[number], rules))
     return Overview(built.snapshot, tuple(found), facts or Facts(), trace)
 
 
@@ -89,8 +92,9 @@ def _device(
         failed_categories=kinds,
         codes=codes,
         copies=copies(snapshot, device, moment.event, codes),
+        largest_so_far=False,
         kept_gradients=0,
-        growing_activations=0.0,
+        leaks_of_forward=[],
         step_course=step_course(found, growing, None if total is None or reserved is None else total - reserved),
         oom=[],
         oom_events=int((replay.events["action"] == "oom").sum()),

@@ -171,6 +171,10 @@ def _oom(
     if input is not None:
         _print("oom", input, top, min_size, device, max_input, as_json, facts=known)
         return
+    if capacity is not None or card is not None:
+        raise SnapanaError(
+            "usage", "--card and --capacity go with INPUT.", "Without it the message alone is explained."
+        )
     if not known.messages:
         raise SnapanaError("usage", "oom needs INPUT, --message, or both.", "See 'snapana oom --help'.")
     from snapana.analyses.oom_message import explain_message

@@ -29,6 +29,8 @@ class Program:
         self.capacity = self.random.randint(2, self.count // 3)
         self.life = self.random.uniform(1, 6)
         self.burst = self.random.randint(3, 7)
+        # The line that leaks may also feed a queue.
+        self.queue = self.random.choice([0, 0, 3])
 
     def run(self, plant: tuple[int, int, int, int] | None) -> History:
         """Run; ``plant`` is (first step, period, bytes, blocks) of a leak."""
@@ -50,6 +52,10 @@ class Program:
             if plant and self.random.random() < 0.5:
                 # The line that leaks also does honest work.
                 history.free(history.alloc(plant[2], "leaky"))
+            if plant and self.queue:
+                mine = self._keep("leaky", plant[2])
+                if len(mine) > self.queue:
+                    history.free(mine.pop(0))
             for addr in reversed(live):
                 history.free(addr)
             history.step()

@@ -209,3 +209,31 @@ def test_peaks_that_vary_are_no_leak() -> None:
 def test_stairs() -> None:
     values = np.repeat(np.arange(5) * 100 * MIB, 4) + 300 * MIB
     assert _trend("reserved", values).kind == "stair"
+
+
+def test_a_leak_beside_honest_blocks_of_the_same_line() -> None:
+    """A queue of ten and a leak, both made by one helper."""
+    queue: list[int] = []
+
+    def keep(history: History, number: int) -> None:
+        queue.append(history.alloc(MIB, "helper"))
+        if len(queue) > 10:
+            history.free(queue.pop(0))
+        history.alloc(2 * MIB, "helper")
+
+    (row,) = judge(training(60, keep=keep)).table.itertuples()
+    assert row.function == "helper"
+    assert row.bytes_per_step == 2 * MIB
+
+
+def test_a_history_that_is_joined_anew_at_each_step() -> None:
+    """``torch.cat`` makes one larger block at each step, and frees the one before: nothing survives, all grows."""
+    last: list[int] = []
+
+    def keep(history: History, number: int) -> None:
+        last.append(history.alloc((number + 1) * 4 * MIB, "history"))
+        if len(last) > 1:
+            history.free(last.pop(0))
+
+    (row,) = judge(training(30, keep=keep)).table.itertuples()
+    assert (row.function, row.bytes_per_step) == ("history", 4 * MIB)

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from snapana.allocator.settings import AllocatorSettings
+from snapana.analyses.expand import fits_expandable
 from snapana.analyses.failure import Facts
 from snapana.analyses.oom import EXPLAINED, LOOKED_AT, out_of_memory
 from snapana.analyses.oom_message import explain_message
@@ -185,6 +186,44 @@ def test_a_limit_given_by_hand_counts() -> None:
     (found,) = out_of_memory(history.snapshot(), 0, Facts(limit=40 * MIB))
     assert (found.verdict, found.limit) == ("limit", 40 * MIB)
     assert found.room == 2 * MIB
+
+
+def test_a_limit_that_does_not_explain_it_is_no_proof_of_refusal() -> None:
+    (found,) = out_of_memory(load_sample("oom_train"), 0, Facts(limit=20 * GIB))
+    assert found.verdict == "limit"
+    assert found.limit_low == found.reserved
+    assert any("do not explain it" in reason for reason in found.reasons)
+
+
+def test_in_a_container_the_own_process_is_among_the_others() -> None:
+    """PyTorch does not know its number there: which process is which cannot be told."""
+    history = History(limit=40 * MIB)
+    history.alloc(38 * MIB)
+    assert history.out_of_memory(30 * MIB, device_free=10 * MIB)
+    text = (
+        "CUDA out of memory. Tried to allocate 30.00 MiB. GPU 0 has a total capacity of 650.00 MiB of which "
+        "10.00 MiB is free. Process 42 has 640.00 MiB memory in use. Of the allocated memory 38.00 MiB is allocated "
+        "by PyTorch, and 0 bytes is reserved by PyTorch but unallocated."
+    )
+    (found,) = out_of_memory(history.snapshot(), 0, Facts(messages=tuple(find_messages(text))))
+    assert (found.verdict, found.others, found.outside) == ("unknown", None, None)
+    assert not any("End process" in change.what for change in found.changes)
+
+
+@pytest.mark.parametrize(("name", "fits"), [("llm_oom", True), ("frag_3.8", True), ("oom_train", False)])
+def test_expandable_segments_are_asked_of_the_simulator(name: str, fits: bool) -> None:
+    (found,) = out_of_memory(load_sample(name), 0, told(name))
+    assert fits_expandable(load_sample(name), found) is fits
+
+
+def test_what_empty_cache_released_before_was_not_released_for_the_request() -> None:
+    history = History(limit=60 * MIB)
+    history.alloc(30 * MIB)
+    history.free(history.alloc(20 * MIB))
+    history.empty_cache()
+    assert history.out_of_memory(50 * MIB)
+    (found,) = out_of_memory(history.snapshot(), 0)
+    assert found.released_before == 0
 
 
 def test_the_driver_refused_only_where_no_limit_was_set() -> None:
