@@ -1,4 +1,4 @@
-"""Measure whole commands against a bare ``pickle.load`` of the same file."""
+"""Measure whole commands against bare loading of the same file: ``pickle.load``, or JSON for a trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-LOAD = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
+PICKLE = {"pickle.load": "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"}
+# The first is the one to compare with.
+JSON = {
+    "orjson.loads": "import orjson, sys; orjson.loads(open(sys.argv[1], 'rb').read())",
+    "json.load": "import json, sys; json.load(open(sys.argv[1], 'rb'))",
+}
 RUN = "import sys; from snapana.cli import main; sys.exit(main())"
 
 
@@ -57,7 +62,7 @@ def measure(command: Sequence[str]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--input", type=Path, help="a snapshot pickle; by default one is made")
+    parser.add_argument("--input", type=Path, help="a snapshot pickle or an unpacked trace; by default one is made")
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -65,22 +70,26 @@ def main() -> None:
         if path is None:
             path = Path(folder) / "made.pickle"
             make_recording(path)
+        with path.open("rb") as stream:
+            loads = JSON if stream.read(64).lstrip()[:1] in b"{[" else PICKLE
         print(f"{path.name}: {path.stat().st_size / 2**20:.0f} MiB, {options.runs} runs each, medians")
         page = str(Path(folder) / "page.html")
         commands = {
+            **{name: [sys.executable, "-c", code, str(path)] for name, code in loads.items()},
             "summary": [sys.executable, "-c", RUN, "summary", str(path), "--json"],
             "report": [sys.executable, "-c", RUN, "report", str(path), "-o", page, "--force"],
         }
-        seconds: dict[str, list[float]] = {"pickle.load": [], **{name: [] for name in commands}}
+        base = next(iter(loads))
+        seconds: dict[str, list[float]] = {name: [] for name in commands}
         memory = dict.fromkeys(seconds, 0.0)
         for _ in range(options.runs):
-            for name, command in {"pickle.load": [sys.executable, "-c", LOAD, str(path)], **commands}.items():
+            for name, command in commands.items():
                 took, used = measure(command)
                 seconds[name].append(took)
                 memory[name] = max(memory[name], used)
         for name, each in seconds.items():
-            ratio = statistics.median(one / base for one, base in zip(each, seconds["pickle.load"], strict=True))
-            print(f"{name:12} {statistics.median(each):7.2f} s  {ratio:5.2f} x load  {memory[name]:6.0f} MiB")
+            ratio = statistics.median(one / least for one, least in zip(each, seconds[base], strict=True))
+            print(f"{name:12} {statistics.median(each):7.2f} s  {ratio:5.2f} x {base}  {memory[name]:6.0f} MiB")
 
 
 if __name__ == "__main__":

@@ -6,39 +6,50 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from snapana.analyses.overview import DeviceOverview
 from snapana.analyses.rules import CATEGORIES
 from snapana.analyses.sites import site_codes, site_list
 from snapana.analyses.spans import innermost
+from snapana.errors import SnapanaError
 from snapana.snapshot.model import Snapshot
 
 IntArray = npt.NDArray[np.int64]
 
-GROUPS = ("site", "category", "file", "function", "annotation", "stream", "pool")
+TRACE_GROUPS = ("operator", "module", "forward_operator")
+GROUPS = ("site", "category", "file", "function", "annotation", "step", "stream", "pool")
 NO_ANNOTATION = "(no annotation)"
+NO_WINDOW = "(before the window)"
+NO_STEPS = "(no steps known)"
+AFTER_STEPS = "(after the last step)"
 
 
-def group_codes(
-    snapshot: Snapshot, device: int, lives: pd.DataFrame, by: str, categories: IntArray
-) -> tuple[IntArray, list[str]]:
+def group_codes(snapshot: Snapshot, device: DeviceOverview, lives: pd.DataFrame, by: str) -> tuple[IntArray, list[str]]:
     """Give each allocation the number of its group, and the groups' names by number.
 
     Args:
         snapshot: the file.
-        device: ordinal.
+        device: its results.
         lives: any rows of ``DeviceReplay.allocations``.
         by: one of ``GROUPS``.
-        categories: of all allocations of the device, as of ``categorise``.
+
+    Raises:
+        SnapanaError: ``usage.by`` for what only a trace tells, where there is none.
 
     """
+    row = lives.index.to_numpy()
     if by == "category":
-        return categories[lives.index.to_numpy()], list(CATEGORIES)
+        return device.codes[row], list(CATEGORIES)
+    if by in TRACE_GROUPS:
+        return _asked(snapshot, device, by, row)
+    if by == "step":
+        return _steps(device, lives)
     if by == "stream":
         return _factorized([f"stream {stream}" for stream in lives["stream"].tolist()])
     if by == "pool":
         pools = [str(pool) for pool in snapshot.pools]
         return lives["pool"].to_numpy(), pools
     if by == "annotation":
-        spans, names = innermost(snapshot, device)
+        spans, names = innermost(snapshot, device.device)
         born = lives["alloc"].to_numpy()
         inside = np.append(spans, -1)[np.where(born >= 0, born, len(spans))]
         return np.where(inside < 0, len(names), inside), [*names, NO_ANNOTATION]
@@ -56,15 +67,41 @@ def _factorized(labels: list[str]) -> tuple[IntArray, list[str]]:
     return codes.astype(np.int64), [str(name) for name in names]
 
 
-def group_at(snapshot: Snapshot, device: int, event: int, by: str, categories: IntArray) -> pd.DataFrame:
-    """Sum what is allocated after an event by group, largest first.
+def _asked(snapshot: Snapshot, device: DeviceOverview, by: str, row: IntArray) -> tuple[IntArray, list[str]]:
+    if device.profile is None:
+        raise SnapanaError(
+            "usage.by",
+            f"{snapshot.info.name} does not tell by which {by.replace('_', ' ')} memory was asked for.",
+            "Give a profiler trace of the same run with --trace.",
+        )
+    found = device.profile.askers[by]
+    codes = found.code[row]
+    numbers, known = pd.factorize(codes, sort=True)
+    return numbers.astype(np.int64), [found.names[code] for code in known.tolist()]
+
+
+def _steps(device: DeviceOverview, lives: pd.DataFrame) -> tuple[IntArray, list[str]]:
+    """Group by the step of the allocation."""
+    table = device.steps.table
+    ends = table["end_event"].to_numpy()
+    born = lives["alloc"].to_numpy()
+    names = [
+        NO_WINDOW,
+        *(f"step {index}" for index in table["index"].tolist()),
+        AFTER_STEPS if len(table) else NO_STEPS,
+    ]
+    return np.where(born < 0, 0, np.searchsorted(ends, born, side="left") + 1).astype(np.int64), names
+
+
+def group_at(snapshot: Snapshot, device: DeviceOverview, by: str) -> pd.DataFrame:
+    """Sum what is allocated at a device's peak, or the instant that was asked for, by group, largest first.
 
     Returns:
         ``name``, ``bytes`` (occupied; they sum to what is allocated), ``requested``, ``blocks``.
 
     """
-    live = snapshot.replay[device].live(event)
-    codes, names = group_codes(snapshot, device, live, by, categories)
+    live = snapshot.replay[device.device].live(device.peak.event)
+    codes, names = group_codes(snapshot, device, live, by)
     table = pd.DataFrame(
         {
             "code": codes,

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from snapana.allocator.replay import DeviceReplay
 from snapana.errors import SnapanaError
@@ -148,41 +147,3 @@ def joined_codes(snapshot: Snapshot, found: Join, codes: IntArray) -> IntArray:
     partner = np.where(born >= 0, np.append(found.of_event, -1)[born], -1)
     joined: IntArray = np.where(partner >= 0, np.append(codes, -2)[partner], -2)
     return joined
-
-
-def sum_by_code(lives: pd.DataFrame, code: IntArray, names: list[str], event: int, outside: str) -> pd.DataFrame:
-    """Sum allocations by a code.
-
-    Args:
-        lives: allocations.
-        code: of each; -1 for none recorded, -2 for outside of the trace.
-        names: by code.
-        event: the instant of ``at_peak``.
-        outside: name of what the trace does not cover.
-
-    Returns:
-        ``name``, ``allocated``, ``freed``, ``net`` (bytes, of the blocks that it allocated), ``at_peak`` (bytes alive
-        after ``event``; they sum to what is allocated), ``allocations``; empty where nothing has a name.
-
-    """
-    columns = ["name", "allocated", "freed", "net", "at_peak", "allocations"]
-    if not (code >= 0).any():
-        return pd.DataFrame(columns=columns)
-    born, freed = lives["alloc"].to_numpy(), lives["free_requested"].to_numpy()
-    size = lives["size"].to_numpy()
-    seen = (born >= 0) & (code != -2)
-    table = pd.DataFrame(
-        {
-            "code": code,
-            "allocated": np.where(seen, size, 0),
-            "freed": np.where(seen & (freed >= 0), size, 0),
-            "at_peak": np.where((born <= event) & ((freed == -1) | (freed > event)), size, 0),
-            "allocations": seen.astype(np.int64),
-        }
-    )
-    sums = table.groupby("code", as_index=False).sum()
-    special = {-1: "(none recorded)", -2: outside}
-    sums["name"] = [special.get(number) or names[number] for number in sums["code"]]
-    sums["net"] = sums["allocated"] - sums["freed"]
-    sums = sums.sort_values(["at_peak", "allocated"], ascending=False, kind="stable", ignore_index=True)
-    return sums[columns]

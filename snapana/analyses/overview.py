@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from snapana.allocator.replay import Coverage
+from snapana.analyses.askers import Askers
 from snapana.analyses.card import CardUse, card_use
 from snapana.analyses.categories import Categories, categories_at, categorise, kept_gradients
 from snapana.analyses.churn import Churn, churn
@@ -73,10 +74,8 @@ class Profile:
     Attributes:
         device_type: ``c10::DeviceType``: 0 is the CPU, 1 CUDA, 6 HIP, 12 XPU, 20 a private one.
         cost: time in the runtime's memory calls; None for the CPU.
-        operators: one row per operator, most allocated first: ``name``, ``allocated``, ``freed``, ``net`` (bytes),
-            ``at_peak`` (bytes alive at the peak; they sum to it), ``allocations``.
-        modules: likewise by ``nn.Module``.
-        forward: likewise by the forward operator whose backward pass asked.
+        askers: who asked for memory, by ``operator``, ``module`` (``nn.Module``) and ``forward_operator`` (whose
+            backward pass asked).
         lost_bytes: by which totals differ from the sum of the events.
         failures: failed allocations: ``event``, ``time_us``, ``requested``, ``allocated``, ``reserved``, ``stack``.
         total_memory: of the card, None if not given.
@@ -85,9 +84,7 @@ class Profile:
 
     device_type: int
     cost: Cost | None
-    operators: pd.DataFrame
-    modules: pd.DataFrame
-    forward: pd.DataFrame
+    askers: dict[str, Askers]
     lost_bytes: int
     failures: pd.DataFrame
     total_memory: int | None

@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from snapana.analyses.askers import Askers, askers
 from snapana.analyses.categories import categories_at, categorise
 from snapana.analyses.copies import copies
 from snapana.analyses.cost import cost
 from snapana.analyses.failure import Facts
 from snapana.analyses.instants import find_instant
-from snapana.analyses.join import Join, join, joined_codes, sum_by_code
+from snapana.analyses.join import Join, join, joined_codes
 from snapana.analyses.leaks import leaks
 from snapana.analyses.logits import logits
 from snapana.analyses.overview import DeviceOverview, Overview, Profile, Totals, available
@@ -102,9 +103,7 @@ def _device(
         profile=Profile(
             device_type=built.device_type[device],
             cost=None if device == CPU_DEVICE else cost(trace, device, found, replay.curves, replay.events),
-            operators=by_name(built, device, "operator", moment.event),
-            modules=by_name(built, device, "module", moment.event),
-            forward=by_name(built, device, "forward", moment.event),
+            askers={what: asked_by(built, device, what, moment.event) for what in ASKERS},
             lost_bytes=built.lost_bytes[device],
             failures=_failures(built, device),
             total_memory=total,
@@ -112,12 +111,15 @@ def _device(
     )
 
 
-def by_name(built: TraceMemory, device: int, what: str, event: int) -> pd.DataFrame:
-    """Sum a device's traffic by operator, module, function, annotation or forward operator: see ``sum_by_code``."""
+ASKERS = ("operator", "module", "forward_operator")
+
+
+def asked_by(built: TraceMemory, device: int, what: str, event: int) -> Askers:
+    """Sum traffic by operator, module, function, annotation or forward operator; ``event`` is the instant."""
     lives, who = built.snapshot.replay[device].allocations, built.attribution[device]
     born = lives["alloc"].to_numpy()
     code = np.where(born < 0, -2, np.append(_column(who, what), -2)[born])
-    return sum_by_code(lives, code, who.names, event, "(before the trace)")
+    return askers(lives, code, who.names, event, "(before the trace)")
 
 
 def with_trace(results: Overview, trace: Trace, progress: Callable[[str], None] = lambda text: None) -> Overview:
@@ -147,16 +149,14 @@ def _joined_profile(
     who, replay = built.attribution[number], built.snapshot.replay[number]
     lives = results.snapshot.replay[number].allocations
 
-    def table(what: str) -> pd.DataFrame:
+    def asked(what: str) -> Askers:
         code = joined_codes(results.snapshot, found, _column(who, what))
-        return sum_by_code(lives, code, who.names, device.peak.event, "(outside the trace)")
+        return askers(lives, code, who.names, device.peak.event, "(outside the trace)")
 
     return Profile(
         device_type=built.device_type[number],
         cost=cost(trace, number, steps(built.snapshot, number), replay.curves, replay.events),
-        operators=table("operator"),
-        modules=table("module"),
-        forward=table("forward"),
+        askers={what: asked(what) for what in ASKERS},
         lost_bytes=built.lost_bytes[number],
         failures=_failures(built, number).iloc[:0],
         total_memory=next((one.total_memory for one in trace.devices if one.device == number), None),
@@ -169,7 +169,7 @@ def _column(who: Attribution, what: str) -> IntArray:
         "module": who.module,
         "function": who.function,
         "annotation": who.annotation,
-        "forward": who.forward,
+        "forward_operator": who.forward,
     }
     return columns[what]
 

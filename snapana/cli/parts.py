@@ -18,6 +18,7 @@ from snapana.cli.common import (
     rules_from,
     rules_option,
     step_option,
+    trace_option,
 )
 from snapana.errors import SnapanaError
 
@@ -62,7 +63,8 @@ def _command(name: str, run: Any, *options: Any, required: bool = True) -> click
     return click.command(name)(input_options(wrapped, required=required))
 
 
-_BY = ("site", "category", "file", "function", "annotation", "stream", "pool")
+_BY = ("site", "category", "file", "function", "annotation", "step", "stream", "pool")
+_TRACE_BY = ("operator", "module", "forward_operator")
 
 
 def _peak(
@@ -75,9 +77,12 @@ def _peak(
     by: str,
     rules: str | None,
     dims: str | None,
+    trace: str | None,
     as_json: bool,
 ) -> None:
     """Print what was allocated at the peak of INPUT, by line of code or otherwise, with the sum of the rest.
+
+    Operators, modules and forward operators are known of a profiler trace, or of a snapshot with --trace.
 
     Rules of your own for categories go before the built-in ones; all patterns of a rule must be found:
 
@@ -92,8 +97,10 @@ def _peak(
       snapana peak profil_vram.pickle --top 10
       snapana peak profil_vram.pickle --by category --at optimizer
       snapana peak profil_vram.pickle --dims vocab=32000,hidden=2048,seq=1024
+      snapana peak profil_vram.pickle --trace run.pt.trace.json.gz --by module
     """
-    _print("peak", input, top, min_size, device, max_input, as_json, by, dims, at=at, rules=rules_from(rules))
+    known = {"at": at, "rules": rules_from(rules), "trace": trace}
+    _print("peak", input, top, min_size, device, max_input, as_json, by, dims, **known)
 
 
 def _fragmentation(
@@ -139,7 +146,10 @@ peak = _command(
     at_option,
     rules_option,
     dims_option,
-    click.option("--by", type=click.Choice(_BY), default="site", show_default=True, help="What to group by."),
+    trace_option,
+    click.option(
+        "--by", type=click.Choice([*_BY, *_TRACE_BY]), default="site", show_default=True, help="What to group by."
+    ),
 )
 fragmentation = _command("fragmentation", _fragmentation, at_option)
 leaks = _command("leaks", _leaks, step_option, card_options)

@@ -100,8 +100,9 @@ def memory_curve(curves: dict[str, IntArray], marks: Sequence[Mark], steps: Sequ
     if _waiting(curves) > top // 200:
         at = thin(curves["active"])
         axes.step(x[at], curves["active"][at] / scale, where="post", color=_ACTIVE, linewidth=1.0, label="active")
-    at = thin(curves["reserved"])
-    axes.step(x[at], curves["reserved"][at] / scale, where="post", color=_RESERVED, linewidth=1.4, label="reserved")
+    if int(curves["reserved"].max()) >= 0:  # no one tells of the CPU
+        at = thin(curves["reserved"])
+        axes.step(x[at], curves["reserved"][at] / scale, where="post", color=_RESERVED, linewidth=1.4, label="reserved")
     axes.set_ylim(0, top / scale * 1.22)
     axes.set_xlim(x[0], x[-1] if x[-1] > x[0] else x[0] + 1)
     axes.set_xlabel(f"event{note}", color=_INK)

@@ -26,7 +26,7 @@ from snapana.analyses.steps import Steps
 from snapana.findings import Finding
 from snapana.frames import rows
 from snapana.message import OomMessage
-from snapana.report.select import Selection, top_sites
+from snapana.report.select import Selection, top_sites, with_others
 from snapana.snapshot.model import Snapshot
 
 SCHEMA = 1
@@ -66,7 +66,7 @@ def part(results: Overview, name: str, selection: Selection, *, by: str = "site"
         whole = device_object(results.snapshot, device, selection)
         found = {"device": device.device, name: whole[name]}
         if name == "peak" and by != "site":
-            table = group_at(results.snapshot, device.device, device.peak.event, by, device.codes)
+            table = group_at(results.snapshot, device, by)
             found["peak"] = {**whole["peak"], **groups_object(by, table, selection)}
             found["categories"] = whole["categories"]
         if name == "leaks":
@@ -157,9 +157,7 @@ def _profile(profile: Profile, selection: Selection) -> dict[str, Any]:
         "device_type": profile.device_type,
         "total_memory_bytes": profile.total_memory,
         "lost_bytes": profile.lost_bytes,
-        "operators": _by_name(profile.operators, selection),
-        "modules": _by_name(profile.modules, selection),
-        "forward_operators": _by_name(profile.forward, selection),
+        **{f"{what}s": _asked(found.table, selection) for what, found in profile.askers.items()},
         "memory_calls": None
         if found is None
         else {
@@ -184,17 +182,19 @@ def _profile(profile: Profile, selection: Selection) -> dict[str, Any]:
     }
 
 
-def _by_name(table: pd.DataFrame, selection: Selection) -> list[dict[str, Any]]:
+def _asked(table: pd.DataFrame, selection: Selection) -> list[dict[str, Any]]:
+    """Give who asked for memory; the last row, without a name, sums those that are not shown."""
+    shown, others = with_others(table, selection)
     return [
         {
-            "name": row.name,
+            "name": None if row is others else row.name,
             "allocated_bytes": int(row.allocated),
             "freed_bytes": int(row.freed),
             "net_bytes": int(row.net),
             "at_peak_bytes": int(row.at_peak),
             "allocations": int(row.allocations),
         }
-        for row in rows(_limited(table, selection))
+        for row in (*shown, *([] if others is None else [others]))
     ]
 
 

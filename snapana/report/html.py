@@ -25,7 +25,7 @@ from snapana.frames import rows
 from snapana.report.charts import Mark, fragmentation_curve, memory_curve, segment_map, stacked_areas, step_chart
 from snapana.report.contract import settings_object
 from snapana.report.map import MAP_ROWS, map_key, map_rows
-from snapana.report.select import Selection, top_sites
+from snapana.report.select import Selection, top_sites, with_others
 from snapana.report.templates import environment
 from snapana.report.text import KIND_WORDS, course_lines, products
 from snapana.snapshot.model import Snapshot
@@ -116,14 +116,16 @@ def _space(snapshot: Snapshot, device: DeviceOverview, space: Space, selection: 
 
 def _profile(profile: Profile, selection: Selection) -> dict[str, Any]:
     """Prepare what only a trace tells."""
-    names = (
-        ("operator", profile.operators),
-        ("module", profile.modules),
-        ("forward operator of the backward pass", profile.forward),
-    )
+    names = {"forward_operator": "forward operator of the backward pass"}
+    tables = []
+    for what, found in profile.askers.items():
+        shown, others = with_others(found.table, selection)
+        if shown:
+            total = int(found.table["at_peak"].sum())
+            tables.append({"name": names.get(what, what), "rows": shown, "others": others, "total": total})
     return {
         "profile": profile,
-        "tables": [{"name": name, "rows": _limited(table, selection)} for name, table in names if len(table)],
+        "tables": tables,
         "calls": [] if profile.cost is None else list(rows(profile.cost.calls)),
         "cost_steps": []
         if profile.cost is None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
+
+from snapana.frames import rows
 
 
 @dataclass(frozen=True)
@@ -29,3 +32,13 @@ def top_sites(sites: pd.DataFrame, selection: Selection) -> tuple[pd.DataFrame, 
     if selection.top is not None:
         shown = shown.head(selection.top)
     return shown, int(sites["bytes"].sum() - shown["bytes"].sum())
+
+
+def with_others(table: pd.DataFrame, selection: Selection) -> tuple[list[Any], Any | None]:
+    """Give the first rows of a table, and one row that sums the numbers of the others; None where all are shown."""
+    top = len(table) if selection.top is None else selection.top
+    if len(table) <= top:
+        return list(rows(table)), None
+    rest = table.iloc[top:].sum(numeric_only=True)
+    (others,) = rows(pd.DataFrame([{"name": "others", **rest.to_dict()}]))
+    return list(rows(table.head(top))), others

@@ -19,7 +19,7 @@ from snapana.analyses.peak import Peak
 from snapana.analyses.pins import Age, pin_age
 from snapana.findings import VERDICT_WORDS, Finding, verdict
 from snapana.frames import rows
-from snapana.report.select import Selection, top_sites
+from snapana.report.select import Selection, top_sites, with_others
 from snapana.snapshot.model import Snapshot
 from snapana.units import format_bytes, format_count
 
@@ -307,10 +307,12 @@ def course_lines(device: DeviceOverview) -> list[str]:
 def print_groups(results: Overview, by: str, selection: Selection) -> None:
     """Print what is allocated at the peak, or the instant asked for, by another grouping than the site."""
     console = _console()
-    for device in results.devices:
+    for device in _gpus_first(results):
+        table = group_at(results.snapshot, device, by)
+        if len(results.devices) > 1:
+            _heading(console, _name(device))
         live = device.peak
-        _heading(console, f"Allocated, at {device.at.replace('_', ' ')}, by {by}")
-        table = group_at(results.snapshot, device.device, live.event, by, device.codes)
+        _heading(console, f"Allocated, at {device.at.replace('_', ' ')}, by {by.replace('_', ' ')}")
         shown, others = top_sites(table, selection)
         total = max(live.allocated, 1)
         body = [
@@ -325,7 +327,13 @@ def print_groups(results: Overview, by: str, selection: Selection) -> None:
         ]
         body.append((format_bytes(others), f"{others / total:.1%}", "", "", "others"))
         body.append((format_bytes(live.allocated), "100.0%" if live.allocated else "", "", "", "allocated"))
-        columns = [("bytes", True), ("share", True), ("requested", True), ("blocks", True), (by, False)]
+        columns = [
+            ("bytes", True),
+            ("share", True),
+            ("requested", True),
+            ("blocks", True),
+            (by.replace("_", " "), False),
+        ]
         console.print(_table(columns, body, foot=2))
 
 
@@ -392,11 +400,12 @@ def _profile(console: Console, profile: Profile, selection: Selection) -> None:
         console.print(Text(f"{share}{emptied}"))
         body = [(f"{row.us / 1000:.3f} ms", format_count(int(row.count)), row.name) for row in rows(found.calls)]
         console.print(_table([("time", True), ("calls", True), ("call", False)], body))
-    for name, table in (("operator", profile.operators), ("module", profile.modules)):
+    for name in ("operator", "module"):
+        table = profile.askers[name].table
         if not len(table):
             continue
         _heading(console, f"By {name}")
-        shown = table if selection.top is None else table.head(selection.top)
+        shown, others = with_others(table, selection)
         lines = [
             (
                 format_bytes(row.at_peak),
@@ -405,7 +414,7 @@ def _profile(console: Console, profile: Profile, selection: Selection) -> None:
                 format_count(int(row.allocations)),
                 row.name,
             )
-            for row in rows(shown)
+            for row in (*shown, *([] if others is None else [others]))
         ]
         columns = [("at the peak", True), ("allocated", True), ("net", True), ("times", True), (name, False)]
         console.print(_table(columns, lines))

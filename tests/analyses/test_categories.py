@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from snapana.analyses.categories import categories_at, categorise, kept_gradients
 from snapana.analyses.groups import GROUPS, group_at, stacked
 from snapana.analyses.instants import find_instant
+from snapana.analyses.overview import overview
 from snapana.analyses.rules import CATEGORIES
 from tests.builders import Frame, History, histories
 from tests.conftest import load_sample, truth_of
@@ -148,9 +149,9 @@ def test_every_grouping_closes(history: History) -> None:
     snapshot = history.snapshot()
     codes = categorise(snapshot, 0)
     replay = snapshot.replay[0]
-    event = replay.peak_event()
+    (device,) = overview(snapshot).devices
     for by in GROUPS:
-        assert int(group_at(snapshot, 0, event, by, codes)["bytes"].sum()) == int(replay.curves["allocated"].max())
+        assert int(group_at(snapshot, device, by)["bytes"].sum()) == int(replay.curves["allocated"].max())
     events = np.arange(-1, len(history.events))
     bands = stacked(replay.allocations, codes, len(CATEGORIES), events)
     assert bands.sum(axis=0).tolist() == replay.curves["allocated"].tolist()

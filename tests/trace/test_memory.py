@@ -11,7 +11,7 @@ import snapana
 from snapana.analyses.cost import cost
 from snapana.analyses.join import Join, join
 from snapana.analyses.steps import steps
-from snapana.analyses.traces import by_name, trace_overview
+from snapana.analyses.traces import asked_by, trace_overview
 from snapana.errors import SnapanaError
 from snapana.trace.memory import TraceMemory, build_memory
 from snapana.trace.model import Trace
@@ -78,12 +78,12 @@ def test_lives_sum_to_the_curve(name: str) -> None:
         assert int(replay.live(event)["size"].sum()) == int(replay.curves["allocated"].iloc[event + 1])
 
 
-@pytest.mark.parametrize("what", ["operator", "module", "function", "annotation", "forward"])
+@pytest.mark.parametrize("what", ["operator", "module", "function", "annotation", "forward_operator"])
 def test_traffic_by_name_closes(what: str) -> None:
     built = built_of("train_adam")
     replay = built.snapshot.replay[0]
     event = replay.peak_event()
-    table = by_name(built, 0, what, event)
+    table = asked_by(built, 0, what, event).table
     assert int(table["at_peak"].sum()) == int(replay.curves["allocated"].max())
     assert (table["net"] == table["allocated"] - table["freed"]).all()
     memory = trace_of("train_adam").memory
@@ -93,14 +93,14 @@ def test_traffic_by_name_closes(what: str) -> None:
 
 def test_who_asked() -> None:
     built = built_of("train_adam")
-    modules = set(by_name(built, 0, "module", 0)["name"])
+    modules = set(asked_by(built, 0, "module", 0).table["name"])
     assert "nn.Module: Linear_0" in modules
-    operators = by_name(built, 0, "operator", 0).set_index("name")["allocated"]
+    operators = asked_by(built, 0, "operator", 0).table.set_index("name")["allocated"]
     assert operators["aten::addmm"] > 0
     assert "aten::zeros_like" in operators.index
-    forward = by_name(built, 0, "forward", 0).set_index("name")["allocated"]
+    forward = asked_by(built, 0, "forward_operator", 0).table.set_index("name")["allocated"]
     assert forward["aten::addmm"] > 0
-    annotations = set(by_name(built, 0, "annotation", 0)["name"])
+    annotations = set(asked_by(built, 0, "annotation", 0).table["name"])
     assert "Optimizer.step#AdamW.step" in annotations
 
 
