@@ -85,6 +85,17 @@ def churn(snapshot: Snapshot, device: int, steps: Steps) -> Churn:
     )
 
 
+def empty_cache_calls(snapshot: Snapshot, device: int) -> IntArray:
+    """Give the first release of each ``empty_cache()`` that released anything; none where that cannot be told."""
+    events = snapshot.replay[device].events
+    runs = _release_runs(events, np.isin(events["action"].cat.codes.to_numpy(), _FREES))
+    if runs is None:
+        return np.zeros(0, dtype=np.int64)
+    outside = runs[~runs["inside"]]
+    found: IntArray = (outside["end"] - outside["segments"] + 1).to_numpy(dtype=np.int64)
+    return found
+
+
 def _per_step(made: IntArray, steps: Steps) -> float | None:
     if len(steps) < 2:
         return None

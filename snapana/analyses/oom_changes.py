@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from snapana.allocator.layout import FREE, Layout
-from snapana.analyses.expand import fits_expandable
 from snapana.analyses.failure import Change, OutOfMemory
 from snapana.analyses.oom_reasons import count_blocks
 from snapana.analyses.sites import by_site
+from snapana.analyses.whatif import fits
 from snapana.frames import rows
 from snapana.snapshot.model import Snapshot
 from snapana.units import format_bytes
@@ -49,23 +49,34 @@ def _release_cache(failure: OutOfMemory) -> list[Change]:
 def _join_holes(snapshot: Snapshot, failure: OutOfMemory, layout: Layout) -> list[Change]:
     found = []
     if may_expand(snapshot):
-        fits = fits_expandable(snapshot, failure)
+        found += _split_limit(snapshot, failure)
+        expanded = fits(snapshot, failure, "expandable_segments:True")
         judged = {
             True: ", and the recorded requests would have fitted",
             False: "; the recorded requests would still not all have fitted",
             None: "",
-        }[fits]
-        found.append(
+        }[expanded]
+        found.insert(
+            0,
             Change(
                 "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: its free pages join, wherever they lie" + judged,
                 failure.own_free,
-                bool(fits),
-            )
+                bool(expanded),
+            ),
         )
     window = _cheapest_window(snapshot, failure, layout)
     if window is not None:
         found.append(window)
     return found
+
+
+def _split_limit(snapshot: Snapshot, failure: OutOfMemory) -> list[Change]:
+    """Name ``max_split_size_mb`` only where the model says that it would have helped."""
+    for size in (512, 128):
+        if fits(snapshot, failure, f"max_split_size_mb:{size}"):
+            what = f"Set PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:{size}: the recorded requests would have fitted"
+            return [Change(what, failure.own_free, True)]
+    return []
 
 
 def _cheapest_window(snapshot: Snapshot, failure: OutOfMemory, layout: Layout) -> Change | None:

@@ -19,6 +19,7 @@ _COMMANDS = {
     "fragmentation": ("snapana.cli.parts", "What was reserved but not used, and which blocks keep it."),
     "leaks": ("snapana.cli.parts", "Lines whose memory grows with every step."),
     "oom": ("snapana.cli.parts", "Why an allocation failed."),
+    "whatif": ("snapana.cli.whatif", "What other allocator settings would have done."),
 }
 
 

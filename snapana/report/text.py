@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from snapana.analyses.dims import as_product
@@ -20,6 +19,7 @@ from snapana.analyses.pins import Age, pin_age
 from snapana.findings import VERDICT_WORDS, Finding, verdict
 from snapana.frames import rows
 from snapana.report.select import Selection, top_sites, with_others
+from snapana.report.terminal import plain_console, text_table, write_heading
 from snapana.snapshot.model import Snapshot
 from snapana.units import format_bytes, format_count
 
@@ -28,13 +28,13 @@ _STYLE = {"high": "bold red", "medium": "yellow", "low": "cyan", "info": "dim"}
 
 def print_summary(results: Overview, found: list[Finding], selection: Selection) -> None:
     """Print the whole summary on stdout."""
-    console = _console()
+    console = plain_console()
     snapshot = results.snapshot
     console.print(
         Text(f"{snapshot.info.name}: {format_count(results.events)} events, written by {snapshot.generation}")
     )
     for device in _gpus_first(results):
-        _heading(console, _name(device) if len(results.devices) > 1 else "Verdict")
+        write_heading(console, _name(device) if len(results.devices) > 1 else "Verdict")
         if device.device < 0 and len(results.devices) > 1:
             peak, end = format_bytes(device.peak.allocated), format_bytes(device.end.allocated)
             console.print(Text(f"Peak {peak} since the profiler began, {end} at the end; --device -1 shows more."))
@@ -51,7 +51,7 @@ def print_summary(results: Overview, found: list[Finding], selection: Selection)
             _PARTS[name](console, snapshot, device, selection)
         _window(console, device)
     if found:
-        _heading(console, "Findings")
+        write_heading(console, "Findings")
     for finding in found:
         console.print(Text(f"{finding.severity:<7}", style=_STYLE[finding.severity]), end="")
         console.print(Text(f"{finding.code}  {finding.message}"))
@@ -61,30 +61,11 @@ def print_summary(results: Overview, found: list[Finding], selection: Selection)
 
 def print_part(results: Overview, name: str, selection: Selection) -> None:
     """Print one part, ``peak``, ``fragmentation``, ``leaks`` or ``oom``, of every device."""
-    console = _console()
+    console = plain_console()
     for device in _gpus_first(results):
         if len(results.devices) > 1:
-            _heading(console, _name(device))
+            write_heading(console, _name(device))
         _PARTS[name](console, results.snapshot, device, selection)
-
-
-class _PlainConsole(Console):
-    """Leaves it to the command line what a closed pipe means."""
-
-    def on_broken_pipe(self) -> None:
-        """Pass the error on; rich would exit with 1, which here says that a check failed."""
-        raise BrokenPipeError
-
-
-def _console() -> Console:
-    console = _PlainConsole(highlight=False)
-    # Redirected output has no width of its own: do not fold tables at 80 columns.
-    return console if console.is_terminal else _PlainConsole(highlight=False, width=160)
-
-
-def _heading(console: Console, text: str) -> None:
-    console.print()
-    console.print(Text(text, style="bold underline"))
 
 
 def _gpus_first(results: Overview) -> list[DeviceOverview]:
@@ -93,17 +74,6 @@ def _gpus_first(results: Overview) -> list[DeviceOverview]:
 
 def _name(device: DeviceOverview) -> str:
     return "CPU" if device.device < 0 else f"Device {device.device}"
-
-
-def _table(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[str]], *, foot: int = 0) -> Table:
-    """Build a table; ``columns`` are (heading, is a number), the last ``foot`` rows stand apart."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading, number in columns:
-        table.add_column(heading, justify="right" if number else "left", no_wrap=number, overflow="fold")
-    lines = list(rows)
-    for position, row in enumerate(lines):
-        table.add_row(*(Text(cell) for cell in row), style="dim" if position >= len(lines) - foot else "")
-    return table
 
 
 def _sites(console: Console, live: Peak, selection: Selection) -> None:
@@ -120,7 +90,7 @@ def _sites(console: Console, live: Peak, selection: Selection) -> None:
     ]
     body.append((format_bytes(others), f"{others / total:.1%}", "", f"others ({len(live.sites) - len(shown)} sites)"))
     body.append((format_bytes(live.allocated), "100.0%" if live.allocated else "", "", "allocated"))
-    console.print(_table([("bytes", True), ("share", True), ("blocks", True), ("site", False)], body, foot=2))
+    console.print(text_table([("bytes", True), ("share", True), ("blocks", True), ("site", False)], body, foot=2))
 
 
 def products(row: Any, selection: Selection) -> str:
@@ -130,7 +100,7 @@ def products(row: Any, selection: Selection) -> str:
 
 
 def _peak(console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> None:
-    _heading(console, "Peak" if device.at == "peak" else f"Allocated, at {device.at.replace('_', ' ')}")
+    write_heading(console, "Peak" if device.at == "peak" else f"Allocated, at {device.at.replace('_', ' ')}")
     live = device.peak
     console.print(
         Text(
@@ -149,11 +119,11 @@ def _peak(console: Console, snapshot: Snapshot, device: DeviceOverview, selectio
 
 def _fragmentation(console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> None:
     if device.space is None:
-        _heading(console, "Fragmentation")
+        write_heading(console, "Fragmentation")
         console.print(Text("A profiler trace does not tell how memory is laid out: record a snapshot as well."))
         return
     cache = device.space.fragmentation
-    _heading(console, f"Fragmentation, at {cache.at.replace('_', ' ')}")
+    write_heading(console, f"Fragmentation, at {cache.at.replace('_', ' ')}")
     used = f", utilization {cache.utilization:.1%}" if cache.utilization is not None else ""
     console.print(Text(f"{format_bytes(cache.reserved)} reserved, {format_bytes(cache.cached)} of it cached{used}."))
     console.print(
@@ -180,7 +150,7 @@ def _fragmentation(console: Console, snapshot: Snapshot, device: DeviceOverview,
         ("external", True),
         ("pool", False),
     ]
-    console.print(_table(columns, body))
+    console.print(text_table(columns, body))
     pins = cache.pins if selection.top is None else cache.pins.head(selection.top)
     if len(pins):
         console.print()
@@ -203,7 +173,7 @@ def _fragmentation(console: Console, snapshot: Snapshot, device: DeviceOverview,
             ("oldest", True),
             ("pinned by", False),
         ]
-        console.print(_table(columns, kept))
+        console.print(text_table(columns, kept))
     if len(device.space.course):
         console.print(Text(_course(device.space.course)))
 
@@ -230,7 +200,7 @@ def _course(course: pd.DataFrame) -> str:
 
 
 def _leaks(console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> None:
-    _heading(console, "Growth")
+    write_heading(console, "Growth")
     found = device.leaks
     for line in course_lines(device):
         console.print(Text(line))
@@ -262,7 +232,7 @@ def _leaks(console: Console, snapshot: Snapshot, device: DeviceOverview, selecti
             ("confidence", True),
             ("site", False),
         ]
-        console.print(_table(columns, body))
+        console.print(text_table(columns, body))
     kept = found.retained if selection.top is None else found.retained.head(selection.top)
     if len(kept):
         console.print(Text("Kept over steps, but no leak", style="underline"))
@@ -270,7 +240,7 @@ def _leaks(console: Console, snapshot: Snapshot, device: DeviceOverview, selecti
             (format_bytes(row.requested), format_count(row.blocks), KIND_WORDS[row.kind], row.site)
             for row in rows(kept)
         ]
-        console.print(_table([("requested", True), ("blocks", True), ("kind", False), ("site", False)], others))
+        console.print(text_table([("requested", True), ("blocks", True), ("kind", False), ("site", False)], others))
 
 
 KIND_WORDS = {
@@ -306,13 +276,13 @@ def course_lines(device: DeviceOverview) -> list[str]:
 
 def print_groups(results: Overview, by: str, selection: Selection) -> None:
     """Print what is allocated at the peak, or the instant asked for, by another grouping than the site."""
-    console = _console()
+    console = plain_console()
     for device in _gpus_first(results):
         table = group_at(results.snapshot, device, by)
         if len(results.devices) > 1:
-            _heading(console, _name(device))
+            write_heading(console, _name(device))
         live = device.peak
-        _heading(console, f"Allocated, at {device.at.replace('_', ' ')}, by {by.replace('_', ' ')}")
+        write_heading(console, f"Allocated, at {device.at.replace('_', ' ')}, by {by.replace('_', ' ')}")
         shown, others = top_sites(table, selection)
         total = max(live.allocated, 1)
         body = [
@@ -334,11 +304,11 @@ def print_groups(results: Overview, by: str, selection: Selection) -> None:
             ("blocks", True),
             (by.replace("_", " "), False),
         ]
-        console.print(_table(columns, body, foot=2))
+        console.print(text_table(columns, body, foot=2))
 
 
 def _oom(console: Console, snapshot: Snapshot, device: DeviceOverview, selection: Selection) -> None:
-    _heading(console, "Out of memory")
+    write_heading(console, "Out of memory")
     if not device.oom:
         console.print(
             Text(
@@ -357,7 +327,7 @@ def _oom(console: Console, snapshot: Snapshot, device: DeviceOverview, selection
 
 def print_explanations(found: Sequence[Explanation]) -> None:
     """Print what messages alone say."""
-    console = _console()
+    console = plain_console()
     for one in found:
         message = one.message
         device = "" if message.device is None else f", device {message.device}"
@@ -386,7 +356,7 @@ def _failure(console: Console, failure: OutOfMemory, selection: Selection) -> No
             ("" if change.bytes is None else format_bytes(change.bytes), "yes" if change.enough else "no", change.what)
             for change in failure.changes
         ]
-        console.print(_table([("bytes", True), ("enough", False), ("change", False)], body))
+        console.print(text_table([("bytes", True), ("enough", False), ("change", False)], body))
     console.print(Text("Allocated at that moment", style="underline"))
     _sites(console, failure.live, selection)
 
@@ -394,17 +364,17 @@ def _failure(console: Console, failure: OutOfMemory, selection: Selection) -> No
 def _profile(console: Console, profile: Profile, selection: Selection) -> None:
     found = profile.cost
     if found is not None and len(found.calls):
-        _heading(console, "Cost of memory management")
+        write_heading(console, "Cost of memory management")
         share = "" if found.share is None else f"{found.share:.1%} of a steady step. "
         emptied = f"empty_cache() {format_count(found.emptied)} times, by {found.emptied_at}." if found.emptied else ""
         console.print(Text(f"{share}{emptied}"))
         body = [(f"{row.us / 1000:.3f} ms", format_count(int(row.count)), row.name) for row in rows(found.calls)]
-        console.print(_table([("time", True), ("calls", True), ("call", False)], body))
+        console.print(text_table([("time", True), ("calls", True), ("call", False)], body))
     for name in ("operator", "module"):
         table = profile.askers[name].table
         if not len(table):
             continue
-        _heading(console, f"By {name}")
+        write_heading(console, f"By {name}")
         shown, others = with_others(table, selection)
         lines = [
             (
@@ -417,14 +387,14 @@ def _profile(console: Console, profile: Profile, selection: Selection) -> None:
             for row in (*shown, *([] if others is None else [others]))
         ]
         columns = [("at the peak", True), ("allocated", True), ("net", True), ("times", True), (name, False)]
-        console.print(_table(columns, lines))
+        console.print(text_table(columns, lines))
 
 
 def _card(console: Console, device: DeviceOverview) -> None:
     if device.space is None:
         return
     card = device.space.card
-    _heading(console, f"The card, at {card.at.replace('_', ' ')}")
+    write_heading(console, f"The card, at {card.at.replace('_', ' ')}")
     total = card.capacity
     body = [
         (
@@ -435,12 +405,12 @@ def _card(console: Console, device: DeviceOverview) -> None:
         for part in card.parts
     ]
     body.append((format_bytes(total), "100.0%" if total else "", "the card"))
-    console.print(_table([("bytes", True), ("share", True), ("part", False)], body, foot=1))
+    console.print(text_table([("bytes", True), ("share", True), ("part", False)], body, foot=1))
 
 
 def _window(console: Console, device: DeviceOverview) -> None:
     window = device.coverage
-    _heading(console, "Window")
+    write_heading(console, "Window")
     if window.complete:
         console.print(Text(f"Complete: {format_count(window.events)} events from the first allocation on."))
         return

@@ -417,3 +417,18 @@ def test_every_sample_gives_every_form(capsys: pytest.CaptureFixture[str], tmp_p
     assert main(["summary", sample(name)]) == 0
     assert main(["summary", sample(name), "--markdown"]) == 0
     assert main(["report", sample(name), "-o", str(tmp_path / "page.html")]) == 0
+
+
+def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
+    what = ("whatif", sample("frag_3.8"), "--conf", "expandable_segments:True")
+    (device,) = run_json(capsys, *what)["devices"]
+    found = device["whatif"]
+    assert found["replay"]["mismatches"] == 0
+    assert [run["recorded_failures_again"] for run in found["runs"]] == [1, 0]
+    assert found["bounds"]["packed_bytes"] >= found["bounds"]["peak_allocated_bytes"]
+    code, out, _ = run(capsys, *what)
+    assert code == 0
+    assert "exactly" in out
+    assert "the recorded request" in out
+    code, _, err = run(capsys, "whatif", sample("train_adam"), "--conf", "max_split_size_mb:3")
+    assert (code, "[settings.invalid]" in err) == (2, True)

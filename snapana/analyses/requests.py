@@ -1,0 +1,50 @@
+"""Changes to what a program asks of the allocator, as experts make them by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from snapana.analyses.steps import steps
+from snapana.analyses.whatif import Workload, with_empty_cache, with_preallocation
+from snapana.errors import SnapanaError
+from snapana.snapshot.model import Snapshot
+
+
+def changed(
+    snapshot: Snapshot, device: int, empty_cache_at: str | None, preallocate: int | None
+) -> Callable[[Workload], Workload]:
+    """Give what changes the requests of a device as it was asked.
+
+    Args:
+        snapshot: the file.
+        device: ordinal.
+        empty_cache_at: an event, ``each-step``, or the name of an annotation; None for no more calls.
+        preallocate: bytes of a block that is taken and freed first.
+
+    Raises:
+        SnapanaError: ``usage.at``, ``usage.step``.
+
+    """
+    events = [] if empty_cache_at is None else _events(snapshot, device, empty_cache_at)
+
+    def change(work: Workload) -> Workload:
+        work = with_empty_cache(work, events) if events else work
+        return with_preallocation(work, preallocate) if preallocate else work
+
+    return change
+
+
+def _events(snapshot: Snapshot, device: int, at: str) -> list[int]:
+    count = len(snapshot.replay[device].events)
+    if at.lstrip("-").isdigit():
+        event = int(at)
+        if not 0 <= event < count:
+            raise SnapanaError("usage.at", f"There is no event {event}.", f"The window has {count:,} events.")
+        return [event]
+    found = steps(snapshot, device, None if at == "each-step" else at)
+    if not len(found):
+        raise SnapanaError("usage.step", "No steps are known.", "Name an annotation, or an event.")
+    ends: list[int] = np.asarray(found.table["end_event"]).tolist()
+    return ends
