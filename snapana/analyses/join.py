@@ -17,8 +17,16 @@ IntArray = npt.NDArray[np.int64]
 
 # Fewer matches than this share of what both have mean different runs.
 _SAME_RUN = 0.5
-# So many events at the beginning of the trace are tried as anchors, and so many places for each.
+# And fewer than this share of the shorter one.
+_LEAST = 0.01
+# Clocks of one machine do not differ by more.
+_CLOCKS_US = 10e6
+# Times above are counted from 1970.
+_ABSOLUTE_US = 1e14
+# So many events of the trace are tried as anchors, and so many places for each.
 _ANCHORS, _PLACES = 64, 200
+# So many lost events are skipped at once, where so many agree behind them.
+_SKIPPED, _AGREE = 64, 6
 
 
 @dataclass(frozen=True)
@@ -63,29 +71,40 @@ def join(snapshot: Snapshot, trace: Trace, built: TraceMemory, device: int) -> J
     left, right = snapshot.replay[device], built.snapshot.replay[device]
     events, calls = _sequence(left)
     own, theirs = _sequence(right)
-    place, matches = _align(events, own)
+    here = left.events["time_us"].to_numpy()[calls]
+    there = trace.base_us + _times(trace, built, device)[theirs]
+    # Where the trace gives no base, its times begin somewhere.
+    clocks = bool(len(here)) and bool(len(there)) and int(here[0]) >= 0 and float(there[0]) > _ABSOLUTE_US
+    place = _align(events, own, here if clocks else None, there)
+    mine, its = _pairs(events, own, place)
     low, high = max(place, 0), min(place + len(own), len(events))
-    common = high - low
-    if not common or matches < _SAME_RUN * common:
-        raise SnapanaError(
-            "join.different_runs",
-            f"{trace.info.name} and {snapshot.info.name} are not of the same run: of {max(common, 0):,} memory events "
-            f"that could be common {matches:,} agree.",
-            "Give the trace that was recorded in the same process.",
+    common = max(high - low, 0)
+    if len(mine) < max(_SAME_RUN * common, _LEAST * min(len(own), len(events)), 1):
+        raise _different(
+            trace, snapshot, f"of {common:,} memory events that could be common {len(mine):,} agree in their order"
         )
-    in_trace = np.arange(low, high) - place
-    same = (events[low:high] == own[in_trace]).all(axis=1)
+    offset = float(np.median(here[mine] - there[its])) if clocks else 0.0
+    if abs(offset) > _CLOCKS_US:
+        raise _different(
+            trace, snapshot, f"the same addresses were used {abs(offset) / 1e6:,.0f} s apart, as by a second run"
+        )
     of_event = np.full(len(left.events), -1, dtype=np.int64)
-    of_event[calls[low:high][same]] = theirs[in_trace[same]]
-    times = left.events["time_us"].to_numpy()[calls[low:high][same]]
-    exact = trace.base_us + _times(trace, built, device)[theirs[in_trace[same]]]
+    of_event[calls[mine]] = theirs[its]
     return Join(
         device=device,
-        matched=int(same.sum()),
-        unmatched=int((~same).sum()),
-        clock_offset_us=float(np.median(times - exact)) if len(times) and int(times[0]) >= 0 else 0.0,
+        matched=len(mine),
+        unmatched=max(common - len(mine), 0),
+        clock_offset_us=offset,
         sizes_differ=_sizes_differ(left, right, of_event),
         of_event=of_event,
+    )
+
+
+def _different(trace: Trace, snapshot: Snapshot, why: str) -> SnapanaError:
+    return SnapanaError(
+        "join.different_runs",
+        f"{trace.info.name} and {snapshot.info.name} are not of the same run: {why}.",
+        "Give the trace that was recorded in the same process.",
     )
 
 
@@ -106,16 +125,21 @@ def _sequence(replay: DeviceReplay) -> tuple[npt.NDArray[np.uint64], IntArray]:
     return np.column_stack([addr[chosen], alloc[chosen].astype(np.uint64)]), chosen
 
 
-def _align(events: npt.NDArray[np.uint64], own: npt.NDArray[np.uint64]) -> tuple[int, int]:
-    """Find where the trace's sequence begins in the snapshot's, and how many of its events agree there.
+def _align(
+    events: npt.NDArray[np.uint64], own: npt.NDArray[np.uint64], here: IntArray | None, there: npt.NDArray[np.float64]
+) -> int:
+    """Find where the trace's sequence begins in the snapshot's: where most agrees, of several the nearest in time.
 
-    It may begin before the snapshot's window: then the place is negative.
+    It may begin before the snapshot's window: then the place is negative. ``here`` and ``there`` are their times; the
+    former is None where they cannot be compared.
     """
     best, place = 0, 0
     tried: set[int] = set()
     spread = np.unique(np.linspace(0, max(len(own) - 1, 0), _ANCHORS).astype(np.int64))
     for anchor in spread.tolist() if len(own) else []:
         hits = np.flatnonzero((events == own[anchor]).all(axis=1))
+        if here is not None:
+            hits = hits[np.argsort(np.abs(here[hits] - there[anchor]), kind="stable")]
         for hit in hits[:_PLACES].tolist():
             start = hit - anchor
             if start in tried:
@@ -127,7 +151,42 @@ def _align(events: npt.NDArray[np.uint64], own: npt.NDArray[np.uint64]) -> tuple
                 best, place = agree, start
         if best >= 0.999 * min(len(own), len(events)):
             break
-    return place, best
+    return place
+
+
+def _pairs(
+    events: npt.NDArray[np.uint64], own: npt.NDArray[np.uint64], place: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Give which events match, in order; where one of the two lost some, it goes on behind them."""
+    at, its = max(place, 0), max(-place, 0)
+    found: list[tuple[int, int, int]] = []
+    while at < len(events) and its < len(own):
+        length = min(len(events) - at, len(own) - its)
+        same = (events[at : at + length] == own[its : its + length]).all(axis=1)
+        run = length if same.all() else int(np.argmin(same))
+        if run:
+            found.append((at, its, run))
+            at, its = at + run, its + run
+            continue
+        at, its = _onward(events, own, at, its)
+    if not found:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    steps = [np.arange(run) for _, _, run in found]
+    return (
+        np.concatenate([first + step for (first, _, _), step in zip(found, steps, strict=True)]),
+        np.concatenate([first + step for (_, first, _), step in zip(found, steps, strict=True)]),
+    )
+
+
+def _onward(events: npt.NDArray[np.uint64], own: npt.NDArray[np.uint64], at: int, its: int) -> tuple[int, int]:
+    """Skip the fewest events of either, so that some agree again."""
+    for skip in range(1, _SKIPPED):
+        for ahead, behind in ((skip, 0), (0, skip), (skip, skip)):
+            left, right = events[at + ahead : at + ahead + _AGREE], own[its + behind : its + behind + _AGREE]
+            length = min(len(left), len(right))
+            if length and (left[:length] == right[:length]).all():
+                return at + ahead, its + behind
+    return at + 1, its + 1
 
 
 def _sizes_differ(left: DeviceReplay, right: DeviceReplay, of_event: IntArray) -> int:

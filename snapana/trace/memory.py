@@ -160,7 +160,7 @@ def _attribute(trace: Trace) -> tuple[Attribution, IntArray, Stacks]:
 
 
 def _forward_of(trace: Trace, nesting: Nesting, at: IntArray) -> IntArray:
-    """Find the forward operator of each backward one: the outermost with its sequence number on its thread."""
+    """Find the forward operator of each backward one: the last with its sequence number, or what is around it."""
     spans = trace.operators
     found = np.full(len(at), NONE, dtype=np.int64)
     if not len(spans):
@@ -176,15 +176,27 @@ def _forward_of(trace: Trace, nesting: Nesting, at: IntArray) -> IntArray:
         backward = (spans.sequence[current[left]] >= 0) & (spans.forward_thread[current[left]] != 0)
         hits = left[backward]
         if len(order) and len(hits):
-            place = np.searchsorted(sequence, spans.sequence[current[hits]])
-            inside = place < len(sequence)
+            # Operators that make no node carry the number of the next one that does: the last one made it.
+            place = np.searchsorted(sequence, spans.sequence[current[hits]], side="right") - 1
+            inside = place >= 0
             same = np.zeros(len(hits), dtype=bool)
             same[inside] = sequence[place[inside]] == spans.sequence[current[hits[inside]]]
-            found[hits[same]] = order[place[same]]
+            found[hits[same]] = _outermost(order[place[same]], nesting.parent, spans.sequence)
         left = left[~backward]
         current[left] = nesting.parent[current[left]]
         left = left[current[left] >= 0]
     return found
+
+
+def _outermost(at: IntArray, parent: IntArray, sequence: IntArray) -> IntArray:
+    """Go up while the operator around has the same number."""
+    at = at.copy()
+    left = np.arange(len(at))
+    while len(left):
+        above = parent[at[left]]
+        left = left[(above >= 0) & (sequence[above] == sequence[at[left]])]
+        at[left] = parent[at[left]]
+    return at
 
 
 def _frames(
@@ -341,8 +353,8 @@ def _lives(events: pd.DataFrame, address: npt.NDArray[np.uint64], size: IntArray
     if len(order) > 1:
         starts[1:] = (addr[1:] != addr[:-1]) | is_alloc[1:] | ~is_alloc[:-1]
     if not address.any():
-        # Without addresses nothing can be paired.
-        starts[:] = True
+        order, starts = _paired_by_size(size, chosen)
+        addr, is_alloc = address[order], size[order] > 0
     life = np.cumsum(starts) - 1
     count = int(life[-1]) + 1 if len(life) else 0
     alloc, freed = (np.full(count, NEVER, dtype=np.int64) for _ in range(2))
@@ -376,6 +388,29 @@ def _lives(events: pd.DataFrame, address: npt.NDArray[np.uint64], size: IntArray
         lives = pd.concat([lives, whole.astype(lives.dtypes)], ignore_index=True)
     ordering = np.lexsort((lives["addr"].to_numpy(), lives["alloc"].to_numpy()))
     return lives.iloc[ordering].reset_index(drop=True)
+
+
+def _paired_by_size(size: IntArray, chosen: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    """Pair without addresses: a free ends the last allocation of its size; each free follows its allocation."""
+    alive: dict[int, list[int]] = {}
+    partner: dict[int, int] = {}
+    paired: set[int] = set()
+    for row, bytes_ in zip(chosen.tolist(), size[chosen].tolist(), strict=True):
+        if bytes_ > 0:
+            alive.setdefault(bytes_, []).append(row)
+        elif alive.get(-bytes_):
+            partner[alive[-bytes_].pop()] = row
+            paired.add(row)
+    order, starts = [], []
+    for row in chosen.tolist():
+        if row in paired:
+            continue
+        order.append(row)
+        starts.append(True)
+        if row in partner:
+            order.append(partner[row])
+            starts.append(False)
+    return np.array(order, dtype=np.int64), np.array(starts, dtype=bool)
 
 
 def _close_reused(

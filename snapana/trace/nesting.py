@@ -8,6 +8,9 @@ import numpy.typing as npt
 from snapana.trace.model import FloatArray, IntArray, Spans
 
 NONE = -1
+_OPEN = float("inf")
+# Python's own limit of recursion is 1,000.
+_DEEPEST = 1_000
 
 
 class Nesting:
@@ -29,6 +32,7 @@ class Nesting:
         chain_of: list[int] = []
         known: dict[tuple[int, int], int] = {}
         chains: list[tuple[int, int]] = []
+        ends: list[float] = []
         open_ends: list[float] = []
         open_at: list[int] = []
         thread = NONE
@@ -42,6 +46,10 @@ class Nesting:
                 open_ends.pop()
                 open_at.pop()
             parent = open_at[-1] if open_at else NONE
+            if open_ends and end == _OPEN:
+                # What was open when the profiler stopped is no longer than what is around it.
+                end = open_ends[-1]
+            ends.append(end)
             parents.append(parent)
             key = (chain_of[parent] if parent >= 0 else NONE, name)
             chain = known.get(key)
@@ -54,6 +62,7 @@ class Nesting:
         self.parent = np.array(parents, dtype=np.int64)
         self.chain = np.array(chain_of, dtype=np.int64)
         self.chains = chains
+        self._end = np.array(ends, dtype=np.float64)
         self._threads, first = np.unique(spans.thread, return_index=True)
         self._first = np.append(first, len(spans)).astype(np.int64)
 
@@ -73,7 +82,7 @@ class Nesting:
         """Go up from the range that began last to one that has not ended."""
         left = np.flatnonzero(at >= 0)
         while len(left):
-            over = self.spans.end[at[left]] < time[left]
+            over = self._end[at[left]] < time[left]
             left = left[over]
             at[left] = self.parent[at[left]]
             left = left[at[left] >= 0]
@@ -81,8 +90,8 @@ class Nesting:
 
     def names(self, chain: int) -> list[int]:
         """Give the codes of a chain's names, innermost first."""
-        found = []
-        while chain >= 0:
+        found: list[int] = []
+        while chain >= 0 and len(found) < _DEEPEST:
             chain, name = self.chains[chain]
             found.append(name)
         return found

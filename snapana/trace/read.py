@@ -245,7 +245,8 @@ class _Reader:
             if name.startswith(("ProfilerStep#", "Optimizer.")):
                 # Until 1.12 annotations had the category of operators.
                 place = _ANNOTATION
-        elif place == _PYTHON and duration == 0:
+        elif place == _PYTHON and duration == 0 and start != int(start):
+            # Still open when the profiler stopped; among whole microseconds it is a short one.
             end = float("inf")
         code = self.names.get(name)
         if code is None:
@@ -269,11 +270,11 @@ class _Reader:
                 time,
                 self._thread(event.tid),
                 _whole(args.device_type, 0),
-                _whole(args.device, -1),
+                _whole(args.device, -1, -1, 2**15),
                 _whole(args.bytes, 0),
-                _whole(args.address, 0) & (2**64 - 1),
-                _whole(args.allocated, -1),
-                _whole(args.reserved, -1),
+                _whole(args.address, 0, high=2**64) & (2**64 - 1),
+                _total(args.allocated),
+                _total(args.reserved),
                 failed,
                 _whole(args.order, 0),
             )
@@ -322,10 +323,12 @@ def _lenient(mended: Any) -> _Event | None:
     """Read an event that was mended; None where nothing could be."""
     if mended is None:
         return None
-    try:
-        return msgspec.convert(mended, _Event, strict=False)
-    except msgspec.ValidationError:
-        return None
+    for event in (mended, {key: value for key, value in mended.items() if key != "args"}):
+        try:
+            return msgspec.convert(event, _Event, strict=False)
+        except msgspec.ValidationError:
+            continue
+    return None
 
 
 def _number(value: Any) -> float | None:
@@ -337,13 +340,19 @@ def _number(value: Any) -> float | None:
     return number if abs(number) < _LATEST else None
 
 
-def _whole(value: Any, default: Any) -> Any:
-    if type(value) is int:
-        return value if -(2**63) <= value < 2**64 else default
+def _whole(value: Any, default: Any, low: int = -(2**63), high: int = 2**63) -> Any:
+    """Read a whole number from ``low`` to below ``high``, also one written as text."""
     try:
-        return int(value)
+        number = value if type(value) is int else int(value)
     except (TypeError, ValueError, OverflowError):
         return default
+    return number if low <= number < high else default
+
+
+def _total(value: Any) -> int:
+    """Read a total; the CPU's is counted without a sign where more was freed than allocated."""
+    number: int = _whole(value, -1, high=2**64)
+    return number - 2**64 if number >= 2**63 else number
 
 
 def _memory_events(rows: list[tuple[Any, ...]]) -> MemoryEvents:

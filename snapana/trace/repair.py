@@ -12,7 +12,9 @@ from typing import Any
 
 _TOP = ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", "profile_memory")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_BARE = re.compile(r":\s*(-?)(?:inf(?:inity)?|nan)\b", re.IGNORECASE)
+# Text is matched first, so that nothing within it is taken for a number.
+_BARE = re.compile(r'("(?:[^"\\\\]|\\\\.)*")|(:\s*)-?(?:inf(?:inity)?|nan)\b', re.IGNORECASE)
+_CONTROL = re.compile("[\x00-\x1f]")
 _LONE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _DANGLING = re.compile(r",(\s*[}\]])")
 _MISSING = re.compile(r'(["\d}\]el])(\s*\n\s*)(")')
@@ -75,11 +77,20 @@ def _pieces(text: bytes, begin: int) -> tuple[list[bytes], int]:
     place = begin
     while True:
         opening = _OPEN.search(text, place)
-        if opening is None or opening.group() == b"]":
-            return pieces, place if opening is None else opening.start()
-        end = _balanced(text, opening.start())
+        if opening is None:
+            return pieces, place
+        if opening.group() == b"]":
+            more = _EVENT.search(text, opening.end())
+            if more is None:
+                return pieces, opening.start()
+            # A bracket within a broken event.
+            place = more.start()
+            continue
         following = _NEXT.search(text, opening.start() + 1)
-        if end is None or (following is not None and following.start() + 1 < end):
+        limit = opening.start() + _LONGEST if following is None else following.start() + 1 + _BEYOND
+        end = _balanced(text, opening.start(), limit)
+        early = following is not None and end is not None and following.start() + 1 < end
+        if end is None or (early and not _parses(text[opening.start() : end])):
             # Broken quotes hide the end: take the text up to where the next event begins.
             if following is None:
                 return pieces, opening.start()
@@ -88,12 +99,25 @@ def _pieces(text: bytes, begin: int) -> tuple[list[bytes], int]:
         place = end
 
 
-def _balanced(text: bytes, start: int) -> int | None:
-    """Find the end of an object, quotes respected; None where the text ends before."""
+_EVENT = re.compile(rb"\{\s*\"(?:ph|cat|name|args|pid|ts)\"")
+# The longest event, and how far one goes on behind what looks like the beginning of the next.
+_LONGEST, _BEYOND = 2_000_000, 1_500
+
+
+def _parses(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _balanced(text: bytes, start: int, limit: int) -> int | None:
+    """Find the end of an object, quotes respected; None where the text or ``limit`` ends before."""
     depth, place, quoted = 0, start, False
     while True:
         found = _INSIDE.search(text, place)
-        if found is None or found.start() - start > 2_000_000:
+        if found is None or found.start() > limit:
             return None
         mark, place = found.group(), found.end()
         if mark == b'"':
@@ -142,7 +166,7 @@ def repair_event(text: bytes, repaired: Repaired) -> Any:
             value = json.loads(plain, strict=False)
         except (ValueError, RecursionError):
             continue
-        if kind == "control_characters":
+        if kind == "control_characters" and _CONTROL.search(plain):
             repaired.count(kind)
         return value if isinstance(value, dict) else None
     repaired.count("events_lost")
@@ -154,7 +178,7 @@ def _same(text: str) -> str:
 
 
 def _bare_numbers(text: str) -> str:
-    return _BARE.sub(": null", text)
+    return _BARE.sub(lambda found: found.group(1) or f"{found.group(2)}null", text)
 
 
 def _backslashes(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -138,8 +139,6 @@ def test_other_runs_are_refused() -> None:
 
 def test_a_trace_that_goes_beyond_the_window_joins() -> None:
     """Of a snapshot that begins within the trace only the common part can match."""
-    from dataclasses import replace
-
     snapshot = load_sample("train_adam")
     cut = replace(snapshot, events=snapshot.events.iloc[3000:].assign(index=range(len(snapshot.events) - 3000)))
     found = join(cut, trace_of("train_adam"), built_of("train_adam"), 0)
@@ -161,3 +160,33 @@ def test_leaks_and_steps_of_a_trace() -> None:
     (device,) = [one for one in trace_overview(trace_of("ddp_rank2")).devices if one.device == 0]
     assert device.steps.source == "Optimizer.step#AdamW.step"
     assert device.leaks.table["bytes_per_step"].tolist() == [6_291_456]
+
+
+def test_the_operator_that_made_the_node_is_the_forward_one() -> None:
+    """A slice has the number of the embedding that comes next, but makes no node itself."""
+    forward = asked_by(built_of("train_adam"), 0, "forward_operator", 0).table.set_index("name")["allocated"]
+    assert "aten::slice" not in forward.index
+    assert forward["aten::embedding"] >= 64 * MIB
+
+
+def _without(trace: Trace, events: list[int]) -> Trace:
+    memory = trace.memory
+    kept = {name: np.delete(values, events) for name, values in vars(memory).items()}
+    return replace(trace, memory=type(memory)(**kept))
+
+
+def test_lost_events_do_not_spoil_the_join() -> None:
+    snapshot, trace = load_sample("train_adam"), trace_of("train_adam")
+    own = np.flatnonzero(trace.memory.device_type == 1)
+    lost = own[[len(own) // 4, len(own) // 2, 3 * len(own) // 4]].tolist()
+    short = _without(trace, lost)
+    found = join(snapshot, short, build_memory(short), 0)
+    assert found.matched >= len(own) - 10
+    assert found.sizes_differ == 0
+
+
+def test_a_second_run_with_the_same_addresses_is_refused() -> None:
+    snapshot, trace = load_sample("train_adam"), trace_of("train_adam")
+    later = replace(trace, base_us=trace.base_us + 3_600_000_000)
+    with pytest.raises(SnapanaError, match="second run"):
+        join(snapshot, later, build_memory(later), 0)

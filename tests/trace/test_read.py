@@ -271,3 +271,54 @@ def test_rows_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SnapanaError) as error:
         load_any(path)
     assert error.value.code == "input.corrupt"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"Total Allocated": 2**64 - 512},
+        {"Bytes": 2**63 + 5},
+        {"Bytes": "9" * 40},
+        {"Bytes": 1e300},
+        {"Device Id": 70_000},
+        {"Addr": -1},
+        {"Total Reserved": None},
+    ],
+)
+def test_numbers_beyond_their_type_are_read_leniently(more: dict[str, Any]) -> None:
+    trace = read(document(traceEvents=[*spans(), memory(512, 12288, 1024, 40, args=more)]))
+    assert len(trace.memory.bytes) == 4
+    assert build_memory(trace).snapshot.replay[0].coverage.events >= 3
+
+
+@pytest.mark.parametrize("inner", [{"list": [{"a": 1}], "x": 2}, {"name": "fn {0: {}}] x"}])
+def test_brackets_within_an_event_do_not_end_a_damaged_list(inner: dict[str, Any]) -> None:
+    odd = {"ph": "X", "cat": "cpu_op", "name": "f", "pid": 1, "tid": 1, "ts": 15, "dur": 1, "args": inner}
+    events = [*spans()[:3], odd, *spans()[3:]]
+    text = json.dumps(document(traceEvents=events))
+    trace = read(text[: text.rindex("]")])
+    assert trace.repairs == {"cut_tail": 1}
+    assert len(trace.memory.bytes) == 3
+    assert len(trace.operators) == 2
+
+
+def test_repair_touches_numbers_not_text() -> None:
+    text = json.dumps(document()).replace("aten::addmm", "a.py(12): nan").replace('"args": {}', '"args": {"Ev Idx": inf}')
+    trace = read(text)
+    assert trace.repairs == {"bare_numbers": 1}
+    assert "a.py(12): nan" in trace.operators.names
+
+
+def test_an_event_with_odd_arguments_is_kept() -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "odd", "pid": 1, "tid": 1, "ts": 5.5, "dur": 50, "args": ""}
+    trace = read(document(traceEvents=[event, *spans()]))
+    assert "odd" in trace.operators.names
+    assert trace.repairs == {}
+
+
+def test_without_addresses_blocks_are_paired_by_size() -> None:
+    events = [memory(1024, 0, total, time) for time, total in ((1, 1024), (2, 2048))]
+    events += [memory(-1024, 0, total, time) for time, total in ((3, 1024), (4, 0))]
+    replay = build_memory(read(document(traceEvents=events))).snapshot.replay[0]
+    assert replay.coverage.complete
+    assert sorted(replay.allocations[["alloc", "free_requested"]].to_numpy().tolist()) == [[0, 3], [1, 2]]
