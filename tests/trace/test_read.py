@@ -303,7 +303,8 @@ def test_brackets_within_an_event_do_not_end_a_damaged_list(inner: dict[str, Any
 
 
 def test_repair_touches_numbers_not_text() -> None:
-    text = json.dumps(document()).replace("aten::addmm", "a.py(12): nan").replace('"args": {}', '"args": {"Ev Idx": inf}')
+    text = json.dumps(document()).replace("aten::addmm", "a.py(12): nan")
+    text = text.replace('"args": {}', '"args": {"Ev Idx": inf}')
     trace = read(text)
     assert trace.repairs == {"bare_numbers": 1}
     assert "a.py(12): nan" in trace.operators.names
