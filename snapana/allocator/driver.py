@@ -10,6 +10,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import Protocol
 
+from snapana.allocator.rounding import SMALL_BUFFER
+
 _RANGE = 32 * 1024**2
 _TOP = 0x7FFF_0000_0000
 # What the context itself leaves over of its ranges.
@@ -99,14 +101,15 @@ def _merge(free: list[tuple[int, int]], addr: int, size: int, low: int, high: in
 
 
 class Upwards:
-    """Ever higher addresses."""
+    """Places everything above what was placed before, 2 MiB aligned, with a gap so that nothing touches."""
 
     def __init__(self, first: int = 0x7F00_0000_0000) -> None:
         self._next = first
 
     def place(self, size: int) -> int:
         """Give the next address."""
-        addr, self._next = self._next, self._next + size
+        addr = self._next
+        self._next += -(-size // SMALL_BUFFER) * SMALL_BUFFER + SMALL_BUFFER
         return addr
 
     def release(self, addr: int, size: int) -> None:

@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from snapana.allocator.driver import Upwards
 from snapana.allocator.rounding import LARGE_SEGMENT, SMALL_BUFFER, SMALL_SIZE, Rounding, segment_size
 from snapana.allocator.settings import AllocatorSettings
 
@@ -18,7 +19,6 @@ Place = Callable[[int], int]
 DEFAULT_POOL = (0, 0)
 # Address space reserved for one expandable segment; 9/8 of a card, rounded, would do.
 RESERVATION = 256 * 1024**3
-_FIRST_ADDRESS = 0x7F00_0000_0000
 _FIRST_RESERVATION = 0x1000_0000_0000
 
 
@@ -174,8 +174,8 @@ class Simulator:
     ) -> None:
         self.settings = settings or AllocatorSettings()
         self.rounding = rounding or Rounding(self.settings.roundup_power2_divisions)
-        self._place = place or _Upwards(_FIRST_ADDRESS)
-        self._reserve = reserve or _Upwards(_FIRST_RESERVATION)
+        self._place = place or Upwards().place
+        self._reserve = reserve or Upwards(_FIRST_RESERVATION).place
         self._record = record
         self.limit = limit
         self.allocated = self.active = self.requested = self.reserved = 0
@@ -502,18 +502,6 @@ class Simulator:
         self._record(SimulatedEvent("segment_unmap", block.addr, size, block.stream, block.pool.id))
         self._put_back(block)
         return size
-
-
-class _Upwards:
-    """Places everything above what was placed before, 2 MiB aligned, with a gap so that nothing touches."""
-
-    def __init__(self, first: int) -> None:
-        self._next = first
-
-    def __call__(self, size: int) -> int:
-        addr = self._next
-        self._next += -(-size // SMALL_BUFFER) * SMALL_BUFFER + SMALL_BUFFER
-        return addr
 
 
 def _link(block: Block, rest: Block) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from snapana.analyses.choices import TRACE_GROUPS
 from snapana.analyses.overview import DeviceOverview
 from snapana.analyses.rules import CATEGORIES
 from snapana.analyses.sites import site_codes, site_list
@@ -15,8 +16,6 @@ from snapana.snapshot.model import Snapshot
 
 IntArray = npt.NDArray[np.int64]
 
-TRACE_GROUPS = ("operator", "module", "forward_operator")
-GROUPS = ("site", "category", "file", "function", "annotation", "step", "stream", "pool")
 NO_ANNOTATION = "(no annotation)"
 NO_WINDOW = "(before the window)"
 NO_STEPS = "(no steps known)"
@@ -30,7 +29,7 @@ def group_codes(snapshot: Snapshot, device: DeviceOverview, lives: pd.DataFrame,
         snapshot: the file.
         device: its results.
         lives: any rows of ``DeviceReplay.allocations``.
-        by: one of ``GROUPS``.
+        by: one of ``GROUPS`` or ``TRACE_GROUPS``.
 
     Raises:
         SnapanaError: ``usage.by`` for what only a trace tells, where there is none.

@@ -43,16 +43,17 @@ def out_of_memory(
     device: int,
     facts: Facts | None = None,
     categories: npt.NDArray[np.int64] | None = None,
+    explained: int = EXPLAINED,
 ) -> list[OutOfMemory]:
     """Explain every ``oom`` event of the window, in order; of very many the last ``LOOKED_AT``.
 
     A file without one, such as an observer's that skips the action, is explained at its end where a message is given
-    whose figures are those of the final state.
+    whose figures are those of the final state. The last ``explained`` are told what would have made them fit.
     """
     facts = facts or Facts()
     found = (_requests(snapshot, device) or _request_of_message(snapshot, device, facts))[-LOOKED_AT:]
     return [
-        _explain(snapshot, device, request, facts, categories, full=number >= len(found) - EXPLAINED)
+        _explain(snapshot, device, request, facts, categories, full=number >= len(found) - explained)
         for number, request in enumerate(found)
     ]
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from snapana.allocator.layout import FREE, Layout
 from snapana.analyses.failure import Change, OutOfMemory
 from snapana.analyses.oom_reasons import count_blocks
 from snapana.analyses.sites import by_site
-from snapana.analyses.whatif import fits
+from snapana.analyses.whatif import fitting
 from snapana.frames import rows
 from snapana.snapshot.model import Snapshot
 from snapana.units import format_bytes
@@ -49,31 +51,31 @@ def _release_cache(failure: OutOfMemory) -> list[Change]:
 def _join_holes(snapshot: Snapshot, failure: OutOfMemory, layout: Layout) -> list[Change]:
     found = []
     if may_expand(snapshot):
-        found += _split_limit(snapshot, failure)
-        expanded = fits(snapshot, failure, "expandable_segments:True")
+        fits = fitting(snapshot, failure)
+        expanded = None if fits is None else fits("expandable_segments:True")
         judged = {
             True: ", and the recorded requests would have fitted",
             False: "; the recorded requests would still not all have fitted",
             None: "",
         }[expanded]
-        found.insert(
-            0,
+        found.append(
             Change(
                 "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: its free pages join, wherever they lie" + judged,
                 failure.own_free,
                 bool(expanded),
-            ),
+            )
         )
+        found += [] if fits is None else _split_limit(failure, fits)
     window = _cheapest_window(snapshot, failure, layout)
     if window is not None:
         found.append(window)
     return found
 
 
-def _split_limit(snapshot: Snapshot, failure: OutOfMemory) -> list[Change]:
+def _split_limit(failure: OutOfMemory, fits: Callable[[str], bool]) -> list[Change]:
     """Name ``max_split_size_mb`` only where the model says that it would have helped."""
     for size in (512, 128):
-        if fits(snapshot, failure, f"max_split_size_mb:{size}"):
+        if fits(f"max_split_size_mb:{size}"):
             what = f"Set PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:{size}: the recorded requests would have fitted"
             return [Change(what, failure.own_free, True)]
     return []

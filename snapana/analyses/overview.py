@@ -204,11 +204,8 @@ def overview(
             ``usage.step`` where it has no such annotation.
 
     """
-    if device is not None and device not in snapshot.devices:
-        known = ", ".join(map(str, snapshot.devices))
-        raise SnapanaError("usage.device", f"{snapshot.info.name} has no device {device}.", f"It has: {known}.")
+    chosen = chosen_devices(snapshot, device)
     progress("Replaying the allocator")
-    chosen = snapshot.devices if device is None else (device,)
     facts = facts or Facts()
     found = []
     moments = available(at, chosen, lambda number, name: find_instant(snapshot, number, name))
@@ -217,6 +214,21 @@ def overview(
         progress(f"Analysing device {number}")
         found.append(_device(snapshot, number, moments[number], facts, marks[number], rules))
     return Overview(snapshot, tuple(found), facts)
+
+
+def chosen_devices(snapshot: Snapshot, device: int | None) -> tuple[int, ...]:
+    """Give the device that was asked for, or all.
+
+    Raises:
+        SnapanaError: ``usage.device`` where the file knows no such device.
+
+    """
+    if device is None:
+        return snapshot.devices
+    if device not in snapshot.devices:
+        known = ", ".join(map(str, snapshot.devices)) or "none"
+        raise SnapanaError("usage.device", f"{snapshot.info.name} has no device {device}.", f"It has: {known}.")
+    return (device,)
 
 
 def available(wanted: str | None, devices: Sequence[int], find: Callable[[int, str], object]) -> dict[int, str | None]:

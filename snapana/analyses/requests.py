@@ -1,4 +1,4 @@
-"""Changes to what a program asks of the allocator, as experts make them by hand."""
+"""What is asked of the allocator: under which limit, and with changes as experts make them by hand."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from snapana.analyses.failure import Facts
+from snapana.analyses.oom import out_of_memory
 from snapana.analyses.steps import steps
-from snapana.analyses.whatif import Workload, with_empty_cache, with_preallocation
+from snapana.analyses.whatif import Workload, limit_of, with_empty_cache, with_preallocation
 from snapana.errors import SnapanaError
 from snapana.snapshot.model import Snapshot
 
@@ -34,6 +36,14 @@ def changed(
         return with_preallocation(work, preallocate) if preallocate else work
 
     return change
+
+
+def known_limit(snapshot: Snapshot, device: int, facts: Facts) -> int | None:
+    """Give the most that may be reserved: as told, else that of the last recorded failure."""
+    if facts.limit is not None:
+        return facts.limit
+    failures = out_of_memory(snapshot, device, facts, explained=0)
+    return limit_of(snapshot, failures[-1]) if failures else None
 
 
 def _events(snapshot: Snapshot, device: int, at: str) -> list[int]:

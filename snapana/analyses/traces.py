@@ -10,6 +10,7 @@ import pandas as pd
 
 from snapana.analyses.askers import Askers, askers
 from snapana.analyses.categories import categories_at, categorise
+from snapana.analyses.choices import TRACE_GROUPS
 from snapana.analyses.copies import copies
 from snapana.analyses.cost import cost
 from snapana.analyses.failure import Facts
@@ -17,13 +18,12 @@ from snapana.analyses.instants import find_instant
 from snapana.analyses.join import Join, join, joined_codes
 from snapana.analyses.leaks import leaks
 from snapana.analyses.logits import logits
-from snapana.analyses.overview import DeviceOverview, Overview, Profile, Totals, available
+from snapana.analyses.overview import DeviceOverview, Overview, Profile, Totals, available, chosen_devices
 from snapana.analyses.peak import instant
 from snapana.analyses.rules import Rule
 from snapana.analyses.steps import steps
 from snapana.analyses.trend import step_course
 from snapana.analyses.waiting import waiting
-from snapana.errors import SnapanaError
 from snapana.trace.memory import CPU_DEVICE, Attribution, TraceMemory, build_memory
 from snapana.trace.model import IntArray, Trace
 from snapana.units import known
@@ -47,12 +47,8 @@ def trace_overview(
     """
     progress("Attributing memory")
     built = build_memory(trace)
-    devices = built.snapshot.devices
-    if device is not None and device not in devices:
-        known_devices = ", ".join(map(str, devices)) or "none"
-        raise SnapanaError("usage.device", f"{trace.info.name} has no device {device}.", f"It has: {known_devices}.")
+    chosen = chosen_devices(built.snapshot, device)
     found = []
-    chosen = devices if device is None else (device,)
     moments = available(at, chosen, lambda number, name: find_instant(built.snapshot, number, name))
     marks = available(step, chosen, lambda number, name: steps(built.snapshot, number, name))
     for number in chosen:
@@ -103,15 +99,12 @@ def _device(
         profile=Profile(
             device_type=built.device_type[device],
             cost=None if device == CPU_DEVICE else cost(trace, device, found, replay.curves, replay.events),
-            askers={what: asked_by(built, device, what, moment.event) for what in ASKERS},
+            askers={what: asked_by(built, device, what, moment.event) for what in TRACE_GROUPS},
             lost_bytes=built.lost_bytes[device],
             failures=_failures(built, device),
             total_memory=total,
         ),
     )
-
-
-ASKERS = ("operator", "module", "forward_operator")
 
 
 def asked_by(built: TraceMemory, device: int, what: str, event: int) -> Askers:
@@ -156,7 +149,7 @@ def _joined_profile(
     return Profile(
         device_type=built.device_type[number],
         cost=cost(trace, number, steps(built.snapshot, number), replay.curves, replay.events),
-        askers={what: asked(what) for what in ASKERS},
+        askers={what: asked(what) for what in TRACE_GROUPS},
         lost_bytes=built.lost_bytes[number],
         failures=_failures(built, number).iloc[:0],
         total_memory=next((one.total_memory for one in trace.devices if one.device == number), None),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from snapana.allocator.rounding import LARGE_SEGMENT, Rounding
 from snapana.allocator.settings import AllocatorSettings, parse_conf
 from snapana.allocator.simulate import SimulatedEvent, SimulatedOutOfMemoryError, Simulator
 from snapana.analyses.churn import empty_cache_calls
-from snapana.analyses.failure import Facts, OutOfMemory
+from snapana.analyses.failure import OutOfMemory
 from snapana.errors import SnapanaError
 from snapana.snapshot.model import ACTION_CODE, Snapshot
 
@@ -38,7 +37,6 @@ class Workload:
         stream: of each.
         pool: of each.
         pad: bytes that the allocator adds before rounding.
-        existed: allocations that were there before the recording; they are made first.
         known: whether the recording begins with an empty allocator and tells private pools.
 
     """
@@ -48,7 +46,6 @@ class Workload:
     stream: list[int]
     pool: list[tuple[int, int]]
     pad: int
-    existed: int
     known: bool
 
 
@@ -169,7 +166,6 @@ def workload(snapshot: Snapshot, device: int, last: int | None = None) -> Worklo
         stream=[*lives["stream"].tolist(), *events["stream"].to_numpy()[failed].tolist()],
         pool=[*pools, *((0, 0) for _ in failed)],
         pad=snapshot.rounding_pad,
-        existed=int((born < 0).sum()),
         known=replay.coverage.complete,
     )
 
@@ -298,16 +294,6 @@ def limit_of(snapshot: Snapshot, failure: OutOfMemory) -> int | None:
     return None if least is None else max(least, int(snapshot.replay[failure.device].curves["reserved"].max()))
 
 
-def known_limit(snapshot: Snapshot, device: int, facts: Facts) -> int | None:
-    """Give the most that may be reserved: as told, else that of the last recorded failure."""
-    from snapana.analyses.oom import out_of_memory
-
-    if facts.limit is not None:
-        return facts.limit
-    failures = out_of_memory(snapshot, device, facts)
-    return limit_of(snapshot, failures[-1]) if failures else None
-
-
 def smallest_capacity(work: Workload, settings: AllocatorSettings, grain: int = 2 * 1024**2) -> int:
     """Bisect the least limit, in multiples of ``grain``, under which all requests fit, those that failed too."""
     free = simulate(work, settings, ranges=False)
@@ -352,8 +338,8 @@ def with_preallocation(work: Workload, size: int) -> Workload:
     )
 
 
-def fits(snapshot: Snapshot, failure: OutOfMemory, conf: str) -> bool | None:
-    """Say whether a failed request, and all before it, would have fitted under other settings.
+def fitting(snapshot: Snapshot, failure: OutOfMemory) -> Callable[[str], bool] | None:
+    """Give what says whether a failed request, and all before it, would have fitted under other settings.
 
     Returns:
         None where the recording does not begin with an empty allocator, is too long, or the limit is not known.
@@ -371,7 +357,7 @@ def fits(snapshot: Snapshot, failure: OutOfMemory, conf: str) -> bool | None:
         stream=[*work.stream, failure.stream],
         pool=[*work.pool, snapshot.pools[failure.pool]],
     )
-    return simulate(asked, parse_conf(conf), limit, ranges=False).failed_at is None
+    return lambda conf: simulate(asked, parse_conf(conf), limit, ranges=False).failed_at is None
 
 
 def packed(snapshot: Snapshot, device: int) -> int | None:
@@ -410,6 +396,7 @@ def what_if(
     limit: int | None = None,
     sweep: bool = False,
     smallest: bool = False,
+    workers: int = 1,
     change: Callable[[Workload], Workload] = lambda work: work,
     progress: Callable[[str], None] = lambda text: None,
 ) -> WhatIf:
@@ -422,6 +409,8 @@ def what_if(
         limit: bytes that may be reserved; None for no limit.
         sweep: try also the settings that can change anything.
         smallest: find the smallest capacity for each.
+        workers: processes to use where there is much to do; a script that asks for several needs the guard that
+            ``multiprocessing`` documents.
         change: applied to the requests.
         progress: told what is being done.
 
@@ -445,7 +434,7 @@ def what_if(
     # cuDNN calls empty_cache() while it tries algorithms, and takes other workspaces each time.
     slack = LARGE_SEGMENT if any(what == EMPTY_CACHE for what, _, _ in own.operations) else 0
     jobs = [(work, settings, limit, smallest, slack) for settings in wanted]
-    runs = _in_parallel(jobs, progress)
+    runs = _in_parallel(jobs, workers, progress)
     replay = snapshot.replay[device]
     progress("Packing the same lives")
     return WhatIf(
@@ -462,9 +451,9 @@ def what_if(
     )
 
 
-def _in_parallel(jobs: list[_Job], progress: Callable[[str], None]) -> list[Run]:
+def _in_parallel(jobs: list[_Job], workers: int, progress: Callable[[str], None]) -> list[Run]:
     """Run jobs, several at once where there are many operations."""
-    workers = min(len(jobs), os.cpu_count() or 1)
+    workers = min(len(jobs), workers)
     if workers < 2 or len(jobs) * len(jobs[0][0].operations) < 100_000:
         return [_run(job) for job in jobs]
     runs = []

@@ -17,6 +17,7 @@ from snapana.units import parse_size
 if TYPE_CHECKING:
     from snapana.analyses.failure import Facts
     from snapana.analyses.rules import Rule
+    from snapana.report.select import Selection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -73,50 +74,45 @@ def card_options(command: Command) -> Command:
     return command
 
 
-def at_option(command: Command) -> Command:
-    """Add the instant."""
-    option = click.option(
-        "--at",
-        default=None,
-        metavar="INSTANT",
-        help="Where to look: peak, peak_reserved, oom, optimizer, end, or the index of an event.",
-    )
-    return option(command)
+at_option = click.option(
+    "--at",
+    default=None,
+    metavar="INSTANT",
+    help="Where to look: peak, peak_reserved, oom, optimizer, end, or the index of an event.",
+)
+step_option = click.option(
+    "--step", default=None, metavar="NAME", help="The annotation (record_function) whose ranges are steps."
+)
+rules_option = click.option(
+    "--rules", default=None, metavar="FILE", help="A TOML file of [[rule]] tables: category and patterns."
+)
+trace_option = click.option(
+    "--trace", default=None, metavar="FILE", help="A profiler trace of the same run: adds operators and modules."
+)
+dims_option = click.option(
+    "--dims",
+    default=None,
+    metavar="NAME=N,...",
+    help="Dimensions of the model, such as vocab=32000,hidden=2048: sizes are written as their products.",
+)
 
 
-def step_option(command: Command) -> Command:
-    """Add the name of what marks steps."""
-    option = click.option(
-        "--step", default=None, metavar="NAME", help="The annotation (record_function) whose ranges are steps."
-    )
-    return option(command)
+def read_options(options: dict[str, Any]) -> tuple[Selection, dict[str, Any]]:
+    """Turn the options of a command into what is shown, and what ``analyse`` is told.
 
+    Args:
+        options: as click gives them: those of ``input_options`` but INPUT, and any others of this module.
 
-def rules_option(command: Command) -> Command:
-    """Add the user's rules for categories."""
-    option = click.option(
-        "--rules", default=None, metavar="FILE", help="A TOML file of [[rule]] tables: category and patterns."
-    )
-    return option(command)
+    """
+    from snapana.report.select import Selection
 
-
-def trace_option(command: Command) -> Command:
-    """Add a profiler trace of the same run."""
-    option = click.option(
-        "--trace", default=None, metavar="FILE", help="A profiler trace of the same run: adds operators and modules."
-    )
-    return option(command)
-
-
-def dims_option(command: Command) -> Command:
-    """Add the model's dimensions."""
-    option = click.option(
-        "--dims",
-        default=None,
-        metavar="NAME=N,...",
-        help="Dimensions of the model, such as vocab=32000,hidden=2048: sizes are written as their products.",
-    )
-    return option(command)
+    known = dict(options)
+    selection = Selection(known.pop("top") or None, known.pop("min_size"), dims_from(known.pop("dims", None)))
+    if "message" in known:
+        known["facts"] = facts(known.pop("message"), known.pop("capacity"), known.pop("card"))
+    if "rules" in known:
+        known["rules"] = rules_from(known["rules"])
+    return selection, known
 
 
 def dims_from(text: str | None) -> dict[str, int]:

@@ -6,16 +6,16 @@ from typing import Any
 
 import click
 
+from snapana.analyses.choices import GROUPS, TRACE_GROUPS
 from snapana.cli.common import (
     at_option,
     card_options,
-    dims_from,
     dims_option,
     facts,
     input_options,
     print_json,
     progress,
-    rules_from,
+    read_options,
     rules_option,
     step_option,
     trace_option,
@@ -23,25 +23,13 @@ from snapana.cli.common import (
 from snapana.errors import SnapanaError
 
 
-def _print(
-    name: str,
-    input: str,
-    top: int,
-    min_size: int,
-    device: int | None,
-    max_input: int,
-    as_json: bool,
-    by: str = "site",
-    dims: str | None = None,
-    **known: Any,
-) -> None:
+def _print(name: str, input: str, as_json: bool, options: dict[str, Any], by: str = "site") -> None:
     """Analyse and print one part of every device."""
     from snapana.cli.analyse import analyse, only_overview
-    from snapana.report.select import Selection
 
-    selection = Selection(top or None, min_size, dims_from(dims))
+    selection, known = read_options(options)
     with progress() as tell:
-        results = only_overview(analyse(input, max_input=max_input, progress=tell, device=device, **known))
+        results = only_overview(analyse(input, progress=tell, **known))
     if as_json:
         from snapana.report.contract import part
 
@@ -63,23 +51,7 @@ def _command(name: str, run: Any, *options: Any, required: bool = True) -> click
     return click.command(name)(input_options(wrapped, required=required))
 
 
-_BY = ("site", "category", "file", "function", "annotation", "step", "stream", "pool")
-_TRACE_BY = ("operator", "module", "forward_operator")
-
-
-def _peak(
-    input: str,
-    top: int,
-    min_size: int,
-    device: int | None,
-    max_input: int,
-    at: str | None,
-    by: str,
-    rules: str | None,
-    dims: str | None,
-    trace: str | None,
-    as_json: bool,
-) -> None:
+def _peak(input: str, by: str, as_json: bool, **options: Any) -> None:
     """Print what was allocated at the peak of INPUT, by line of code or otherwise, with the sum of the rest.
 
     Operators, modules and forward operators are known of a profiler trace, or of a snapshot with --trace.
@@ -99,34 +71,20 @@ def _peak(
       snapana peak profil_vram.pickle --dims vocab=32000,hidden=2048,seq=1024
       snapana peak profil_vram.pickle --trace run.pt.trace.json.gz --by module
     """
-    known = {"at": at, "rules": rules_from(rules), "trace": trace}
-    _print("peak", input, top, min_size, device, max_input, as_json, by, dims, **known)
+    _print("peak", input, as_json, options, by)
 
 
-def _fragmentation(
-    input: str, top: int, min_size: int, device: int | None, max_input: int, at: str | None, as_json: bool
-) -> None:
+def _fragmentation(input: str, as_json: bool, **options: Any) -> None:
     """Print what INPUT had reserved but not used, pool by pool, which blocks keep it, and how that went on.
 
     \b
     Example:
       snapana fragmentation profil_vram.pickle --at oom
     """
-    _print("fragmentation", input, top, min_size, device, max_input, as_json, at=at)
+    _print("fragmentation", input, as_json, options)
 
 
-def _leaks(
-    input: str,
-    top: int,
-    min_size: int,
-    device: int | None,
-    max_input: int,
-    step: str | None,
-    message: str | None,
-    capacity: int | None,
-    card: int | None,
-    as_json: bool,
-) -> None:
+def _leaks(input: str, as_json: bool, **options: Any) -> None:
     """Print the lines of INPUT whose memory grows with every step, and how memory goes on from step to step.
 
     With --card or --capacity it says when memory runs out.
@@ -136,8 +94,7 @@ def _leaks(
       snapana leaks profil_vram.pickle --top 10
       snapana leaks profil_vram.pickle --step "## train ##" --card 80GiB
     """
-    known = facts(message, capacity, card)
-    _print("leaks", input, top, min_size, device, max_input, as_json, step=step, facts=known)
+    _print("leaks", input, as_json, options)
 
 
 peak = _command(
@@ -148,24 +105,14 @@ peak = _command(
     dims_option,
     trace_option,
     click.option(
-        "--by", type=click.Choice([*_BY, *_TRACE_BY]), default="site", show_default=True, help="What to group by."
+        "--by", type=click.Choice([*GROUPS, *TRACE_GROUPS]), default="site", show_default=True, help="What to group by."
     ),
 )
 fragmentation = _command("fragmentation", _fragmentation, at_option)
 leaks = _command("leaks", _leaks, step_option, card_options)
 
 
-def _oom(
-    input: str | None,
-    top: int,
-    min_size: int,
-    device: int | None,
-    max_input: int,
-    message: str | None,
-    capacity: int | None,
-    card: int | None,
-    as_json: bool,
-) -> None:
+def _oom(input: str | None, as_json: bool, **options: Any) -> None:
     """Explain every allocation of INPUT that failed: why it did not fit, and what would make it fit.
 
     PyTorch's own message, from --message, tells what INPUT does not: the card, its other processes, a limit. Without
@@ -177,14 +124,14 @@ def _oom(
       snapana oom profil_vram.pickle --message train.log
       tail -50 train.log | snapana oom --message -
     """
-    known = facts(message, capacity, card)
     if input is not None:
-        _print("oom", input, top, min_size, device, max_input, as_json, facts=known)
+        _print("oom", input, as_json, options)
         return
-    if capacity is not None or card is not None:
+    if options["capacity"] is not None or options["card"] is not None:
         raise SnapanaError(
             "usage", "--card and --capacity go with INPUT.", "Without it the message alone is explained."
         )
+    known = facts(options["message"], None, None)
     if not known.messages:
         raise SnapanaError("usage", "oom needs INPUT, --message, or both.", "See 'snapana oom --help'.")
     from snapana.analyses.oom_message import explain_message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,13 +12,11 @@ from snapana.cli.common import (
     card_options,
     check_new,
     default_output,
-    dims_from,
     dims_option,
-    facts,
     input_options,
     print_json,
     progress,
-    rules_from,
+    read_options,
     rules_option,
     step_option,
     trace_option,
@@ -40,19 +39,8 @@ def report(
     input: str,
     output: str | None,
     force: bool,
-    top: int,
-    min_size: int,
-    device: int | None,
-    max_input: int,
-    at: str | None,
-    message: str | None,
-    capacity: int | None,
-    card: int | None,
-    step: str | None,
-    rules: str | None,
-    dims: str | None,
-    trace: str | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Write what filled the GPU's memory as one self-contained HTML file.
 
@@ -67,31 +55,17 @@ def report(
     from snapana.cli.analyse import analyse
     from snapana.findings import judge
     from snapana.report.html import render_report
-    from snapana.report.select import Selection
     from snapana.report.timeline import render_timeline
     from snapana.trace.model import Timeline
 
     target = default_output(input, ".html") if output is None else Path(output)
     if output != "-":
         check_new(target, force=force)
-    known, own = facts(message, capacity, card), rules_from(rules)
+    selection, known = read_options(options)
     with progress() as tell:
-        found = analyse(
-            input,
-            max_input=max_input,
-            progress=tell,
-            device=device,
-            at=at,
-            facts=known,
-            step=step,
-            rules=own,
-            trace=trace,
-        )
+        found = analyse(input, progress=tell, **known)
         tell("Writing the report")
-        if isinstance(found, Timeline):
-            page = render_timeline(found)
-        else:
-            page = render_report(found, judge(found), Selection(top or None, min_size, dims_from(dims)))
+        page = render_timeline(found) if isinstance(found, Timeline) else render_report(found, judge(found), selection)
     if output == "-":
         click.echo(page, nl=False)
         return

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from snapana.cli.common import (
     card_options,
-    dims_from,
     dims_option,
-    facts,
     input_options,
     print_json,
     progress,
-    rules_from,
+    read_options,
     rules_option,
     step_option,
     trace_option,
@@ -35,19 +33,9 @@ if TYPE_CHECKING:
 @click.option("--markdown", is_flag=True, help="Print Markdown, to paste into a ticket.")
 def summary(
     input: str,
-    top: int,
-    min_size: int,
-    device: int | None,
-    max_input: int,
-    message: str | None,
-    capacity: int | None,
-    card: int | None,
-    step: str | None,
-    rules: str | None,
-    dims: str | None,
-    trace: str | None,
     as_json: bool,
     markdown: bool,
+    **options: Any,
 ) -> None:
     """Print peak, fragmentation, leaks and out-of-memory events of INPUT in short.
 
@@ -60,24 +48,13 @@ def summary(
     """
     from snapana.cli.analyse import analyse
     from snapana.findings import judge
-    from snapana.report.select import Selection
     from snapana.trace.model import Timeline
 
     if as_json and markdown:
         raise click.UsageError("--json and --markdown exclude each other.")
-    selection = Selection(top or None, min_size, dims_from(dims))
-    known, own = facts(message, capacity, card), rules_from(rules)
+    selection, known = read_options(options)
     with progress() as tell:
-        results = analyse(
-            input,
-            max_input=max_input,
-            progress=tell,
-            device=device,
-            facts=known,
-            step=step,
-            rules=own,
-            trace=trace,
-        )
+        results = analyse(input, progress=tell, **known)
     if isinstance(results, Timeline):
         _timeline(results, as_json=as_json, markdown=markdown)
         return

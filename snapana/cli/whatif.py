@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from snapana.cli.common import SizeType, card_options, facts, print_json, progress
@@ -55,8 +57,9 @@ def whatif(
       snapana whatif profil_vram.pickle --sweep --capacity 24GiB
       snapana whatif profil_vram.pickle --preallocate 20GiB --empty-cache-at each-step
     """
-    from snapana.analyses.requests import changed
-    from snapana.analyses.whatif import known_limit, what_if
+    from snapana.analyses.overview import chosen_devices
+    from snapana.analyses.requests import changed, known_limit
+    from snapana.analyses.whatif import what_if
     from snapana.loading import load_any
     from snapana.snapshot.model import Snapshot
 
@@ -67,9 +70,6 @@ def whatif(
             raise SnapanaError(
                 "usage.whatif", f"{input} is no memory snapshot.", "A trace does not tell what the allocator was asked."
             )
-        if device is not None and device not in snapshot.devices:
-            has = ", ".join(map(str, snapshot.devices)) or "none"
-            raise SnapanaError("usage.device", f"{snapshot.info.name} has no device {device}.", f"It has: {has}.")
         found = [
             what_if(
                 snapshot,
@@ -78,10 +78,11 @@ def whatif(
                 limit=known_limit(snapshot, number, known),
                 sweep=sweep or not (confs or empty_cache_at or preallocate),
                 smallest=smallest,
+                workers=os.cpu_count() or 1,
                 change=changed(snapshot, number, empty_cache_at, preallocate),
                 progress=tell,
             )
-            for number in (snapshot.devices if device is None else (device,))
+            for number in chosen_devices(snapshot, device)
         ]
     if as_json:
         from snapana.report.whatif import whatif_document

@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,13 +71,20 @@ def thin(values: IntArray, keep: Iterable[int] = (), buckets: int = _BUCKETS) ->
     return np.array(sorted(chosen), dtype=np.int64)
 
 
+def fullest(values: IntArray, stretches: int) -> IntArray:
+    """Choose the position of the highest value of each of so many stretches, in order."""
+    edges = np.unique(np.linspace(0, len(values), stretches + 1).astype(np.int64))
+    return np.array([int(low) + int(values[low:high].argmax()) for low, high in pairwise(edges)], dtype=np.int64)
+
+
 def memory_curve(curves: dict[str, IntArray], marks: Sequence[Mark], steps: Sequence[int] = (), note: str = "") -> str:
     """Draw allocated, active and reserved over the events of the window.
 
     Over time, seconds of loading and waiting would press all that happens into a corner.
 
     Args:
-        curves: bytes after each event, the first before event 0: ``allocated``, ``active``, ``reserved``.
+        curves: bytes after each event, the first before event 0: ``allocated``, ``active`` and, where
+            known, ``reserved``.
         marks: events to name.
         steps: events at which steps end.
         note: added to the label of the x axis.
@@ -87,7 +95,7 @@ def memory_curve(curves: dict[str, IntArray], marks: Sequence[Mark], steps: Sequ
     """
     x = np.arange(-1, len(curves["allocated"]) - 1, dtype=np.float64)
     figure, axes = _figure(10, 3.4)
-    top = max(int(curves["reserved"].max()), int(curves["active"].max()), 1)
+    top = max(1, *(int(values.max()) for values in curves.values()))
     scale, unit = _scale(top)
     for step in steps:
         axes.axvline(x[step + 1], color=_FAINT, linewidth=0.6, zorder=0)
@@ -100,7 +108,7 @@ def memory_curve(curves: dict[str, IntArray], marks: Sequence[Mark], steps: Sequ
     if _waiting(curves) > top // 200:
         at = thin(curves["active"])
         axes.step(x[at], curves["active"][at] / scale, where="post", color=_ACTIVE, linewidth=1.0, label="active")
-    if int(curves["reserved"].max()) >= 0:  # no one tells of the CPU
+    if "reserved" in curves:
         at = thin(curves["reserved"])
         axes.step(x[at], curves["reserved"][at] / scale, where="post", color=_RESERVED, linewidth=1.4, label="reserved")
     axes.set_ylim(0, top / scale * 1.22)

@@ -26,7 +26,7 @@ from snapana.analyses.steps import Steps
 from snapana.findings import Finding
 from snapana.frames import rows
 from snapana.message import OomMessage
-from snapana.report.select import Selection, top_sites, with_others
+from snapana.report.select import Selection, limited, top_sites, with_others
 from snapana.snapshot.model import Snapshot
 
 SCHEMA = 1
@@ -272,13 +272,9 @@ def _fragmentation(
                 "pinned_bytes": int(row.pinned),
                 "segments": int(row.segments),
             }
-            for row in rows(_limited(cache.pairs, selection))
+            for row in rows(limited(cache.pairs, selection))
         ],
     }
-
-
-def _limited(table: pd.DataFrame, selection: Selection) -> pd.DataFrame:
-    return table if selection.top is None else table.head(selection.top)
 
 
 def _pool(snapshot: Snapshot, cache: Fragmentation, row: Any) -> dict[str, Any]:
@@ -377,7 +373,7 @@ def _churn(found: Churn, selection: Selection) -> dict[str, Any]:
         ],
         "triggers": [
             {"site": row.site, "segment_allocs": int(row.allocs), "bytes": int(row.bytes)}
-            for row in rows(_limited(found.triggers, selection))
+            for row in rows(limited(found.triggers, selection))
         ],
         "empty_cache": [
             {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,18 @@ from snapana.analyses.rules import CATEGORIES
 from snapana.analyses.sites import site_codes
 from snapana.findings import Finding, verdict
 from snapana.frames import rows
-from snapana.report.charts import Mark, fragmentation_curve, memory_curve, segment_map, stacked_areas, step_chart
+from snapana.report.charts import (
+    Mark,
+    fragmentation_curve,
+    fullest,
+    memory_curve,
+    segment_map,
+    stacked_areas,
+    step_chart,
+)
 from snapana.report.contract import settings_object
 from snapana.report.map import MAP_ROWS, map_key, map_rows
-from snapana.report.select import Selection, top_sites, with_others
+from snapana.report.select import Selection, limited, top_sites, with_others
 from snapana.report.templates import environment
 from snapana.report.text import KIND_WORDS, course_lines, products
 from snapana.snapshot.model import Snapshot
@@ -76,7 +83,7 @@ def _device(snapshot: Snapshot, device: DeviceOverview, found: list[Finding], se
         "categories": _categories(device),
         "course_lines": course_lines(device),
         "retained": [
-            {**row._asdict(), "kind": KIND_WORDS[row.kind]} for row in _limited(device.leaks.retained, selection)
+            {**row._asdict(), "kind": KIND_WORDS[row.kind]} for row in rows(limited(device.leaks.retained, selection))
         ],
         "waiting": _waiting(snapshot, device, selection),
         "leaks": [_leak(snapshot, device, number, row) for number, row in enumerate(rows(device.leaks.table))],
@@ -101,9 +108,9 @@ def _space(snapshot: Snapshot, device: DeviceOverview, space: Space, selection: 
         "view": view,
         "view_when": WHEN.get(view.at, f"after event {view.at}"),
         "pools": [_pool(snapshot, view, row) for row in rows(view.pools)],
-        "pins": [_pin(snapshot, device, view, row) for row in _limited(view.pins, selection)],
+        "pins": [_pin(snapshot, device, view, row) for row in rows(limited(view.pins, selection))],
         "pins_rest": _rest(view.pins, selection),
-        "pairs": _limited(view.pairs.head(10), selection),
+        "pairs": list(rows(limited(view.pairs.head(10), selection))),
         "worst": list(rows(view.worst.head(10))),
         "course": _course(device, space),
         "map": Markup(segment_map(map_rows(snapshot, device.device, view, layout))),
@@ -201,7 +208,7 @@ def _churn(found: Churn, selection: Selection) -> dict[str, Any]:
     return {
         "found": found,
         "emptied": list(rows(found.emptied)),
-        "triggers": _limited(found.triggers, selection),
+        "triggers": list(rows(limited(found.triggers, selection))),
     }
 
 
@@ -229,7 +236,9 @@ def _curve(snapshot: Snapshot, device: DeviceOverview) -> Markup | None:
     note = ""
     if window.start_us is not None and window.end_us is not None:
         note = f" ({(window.end_us - window.start_us) / 1e6:,.2f} s in all)"
-    curves = {name: np.maximum(replay.curves[name].to_numpy(), 0) for name in ("allocated", "active", "reserved")}
+    # What is reserved of the CPU's memory no one tells.
+    names = ("allocated", "active") if device.peak_reserved is None else ("allocated", "active", "reserved")
+    curves = {name: np.maximum(replay.curves[name].to_numpy(), 0) for name in names}
     ends = device.steps.table["end_event"].tolist() if len(device.steps) else []
     return Markup(memory_curve(curves, marks, ends if len(ends) <= _MAX_STEPS else (), note))
 
@@ -269,10 +278,8 @@ def _areas(snapshot: Snapshot, device: DeviceOverview) -> list[dict[str, Any]]:
 
 
 def _fullest(allocated: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Choose events to draw: of each stretch of the window the one with most allocated."""
-    edges = np.unique(np.linspace(0, len(allocated), _AREA_POINTS + 1).astype(np.int64))
-    chosen = {int(low) + int(allocated[low:high].argmax()) for low, high in pairwise(edges)}
-    return np.array(sorted({0, *chosen, len(allocated) - 1}), dtype=np.int64) - 1
+    """Choose events to draw: those of the fullest instants, the first and the last."""
+    return np.union1d(fullest(allocated, _AREA_POINTS), [0, len(allocated) - 1]).astype(np.int64) - 1
 
 
 def _categories(device: DeviceOverview) -> list[dict[str, Any]]:
@@ -329,12 +336,8 @@ def _pool(snapshot: Snapshot, cache: Fragmentation, row: Any) -> dict[str, Any]:
     }
 
 
-def _limited(table: pd.DataFrame, selection: Selection) -> list[Any]:
-    return list(rows(table if selection.top is None else table.head(selection.top)))
-
-
 def _rest(table: pd.DataFrame, selection: Selection) -> int:
-    return 0 if selection.top is None else int(table["pinned"].iloc[selection.top :].sum())
+    return int(table["pinned"].sum() - limited(table, selection)["pinned"].sum())
 
 
 def _leak(snapshot: Snapshot, device: DeviceOverview, number: int, row: Any) -> dict[str, Any]:

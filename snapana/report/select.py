@@ -26,19 +26,22 @@ class Selection:
     dims: dict[str, int] = field(default_factory=dict)
 
 
+def limited(table: pd.DataFrame, selection: Selection) -> pd.DataFrame:
+    """Give the first rows of a table."""
+    return table if selection.top is None else table.head(selection.top)
+
+
 def top_sites(sites: pd.DataFrame, selection: Selection) -> tuple[pd.DataFrame, int]:
     """Give the rows to show of a table that is sorted by ``bytes``, and the bytes of the others."""
-    shown = sites[sites["bytes"] >= selection.min_size]
-    if selection.top is not None:
-        shown = shown.head(selection.top)
+    shown = limited(sites[sites["bytes"] >= selection.min_size], selection)
     return shown, int(sites["bytes"].sum() - shown["bytes"].sum())
 
 
 def with_others(table: pd.DataFrame, selection: Selection) -> tuple[list[Any], Any | None]:
     """Give the first rows of a table, and one row that sums the numbers of the others; None where all are shown."""
-    top = len(table) if selection.top is None else selection.top
-    if len(table) <= top:
-        return list(rows(table)), None
-    rest = table.iloc[top:].sum(numeric_only=True)
+    shown = limited(table, selection)
+    if len(shown) == len(table):
+        return list(rows(shown)), None
+    rest = table.iloc[len(shown) :].sum(numeric_only=True)
     (others,) = rows(pd.DataFrame([{"name": "others", **rest.to_dict()}]))
-    return list(rows(table.head(top))), others
+    return list(rows(shown)), others

@@ -18,7 +18,7 @@ from snapana.analyses.peak import Peak
 from snapana.analyses.pins import Age, pin_age
 from snapana.findings import VERDICT_WORDS, Finding, verdict
 from snapana.frames import rows
-from snapana.report.select import Selection, top_sites, with_others
+from snapana.report.select import Selection, limited, top_sites, with_others
 from snapana.report.terminal import plain_console, text_table, write_heading
 from snapana.snapshot.model import Snapshot
 from snapana.units import format_bytes, format_count
@@ -151,7 +151,7 @@ def _fragmentation(console: Console, snapshot: Snapshot, device: DeviceOverview,
         ("pool", False),
     ]
     console.print(text_table(columns, body))
-    pins = cache.pins if selection.top is None else cache.pins.head(selection.top)
+    pins = limited(cache.pins, selection)
     if len(pins):
         console.print()
         kept = [
@@ -233,7 +233,7 @@ def _leaks(console: Console, snapshot: Snapshot, device: DeviceOverview, selecti
             ("site", False),
         ]
         console.print(text_table(columns, body))
-    kept = found.retained if selection.top is None else found.retained.head(selection.top)
+    kept = limited(found.retained, selection)
     if len(kept):
         console.print(Text("Kept over steps, but no leak", style="underline"))
         others = [

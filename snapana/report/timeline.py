@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from rich.console import Console
 from rich.text import Text
 
 from snapana._version import __version__
 from snapana.report.contract import SCHEMA
+from snapana.report.terminal import plain_console
 from snapana.trace.model import TIMELINE_CATEGORIES, Timeline
 from snapana.units import format_bytes, format_count
 
@@ -75,7 +75,7 @@ def timeline_lines(timeline: Timeline) -> list[tuple[str, str]]:
 
 def print_timeline(timeline: Timeline) -> None:
     """Print the peak by category."""
-    console = Console(highlight=False, width=160)
+    console = plain_console()
     console.print(Text(f"{timeline.info.name}: exported memory timeline, {format_count(len(timeline.total))} times"))
     for size, name in timeline_lines(timeline):
         console.print(Text(f"{size:>12}  {name}"))
@@ -89,16 +89,11 @@ def timeline_markdown(timeline: Timeline) -> str:
 
 def render_timeline(timeline: Timeline) -> str:
     """Write the page."""
-    from snapana.report.charts import stacked_areas
+    from snapana.report.charts import fullest, stacked_areas
     from snapana.report.templates import environment
 
     total = timeline.total
-    edges = np.unique(np.linspace(0, len(total), _POINTS + 1).astype(np.int64))
-    chosen = [
-        int(low) + int(total[low:high].argmax())
-        for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-    ]
-    at = np.array(chosen, dtype=np.int64)
+    at = fullest(total, _POINTS)
     used = np.flatnonzero(timeline.sizes.any(axis=0)).tolist()
     styles = [f"c{number}" for number in range(len(TIMELINE_CATEGORIES) - 1)] + ["cx"]
     picture = (

@@ -114,11 +114,6 @@ def build_memory(trace: Trace) -> TraceMemory:
     return TraceMemory(snapshot, attribution, kinds, lost)
 
 
-def _no_segments() -> pd.DataFrame:
-    table = pd.DataFrame({name: pd.Series(dtype="int64") for name in _SEGMENT_COLUMNS})
-    return table.astype({"expandable": bool, "small": bool})
-
-
 _SEGMENT_COLUMNS = ("device", "address", "size", "stream", "pool", "small", "expandable", "stack")
 
 
@@ -269,7 +264,7 @@ def _whole_path(path: str) -> str:
         return path
     top = plain.split("/", 1)[0].removesuffix(".py")
     if "/" in plain and top in _PACKAGES:
-        return f"site-packages/{plain}" if plain.startswith("/") else f"/site-packages/{plain}"
+        return f"/site-packages/{plain}"
     return f"/lib/python3.0/{plain}" if top in sys.stdlib_module_names else path
 
 
@@ -429,14 +424,6 @@ def _close_reused(
 def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
     if frames:
         return pd.concat(frames, ignore_index=True)
-    none = MemoryEvents(*(np.zeros(0, dtype=kind) for kind in _KINDS))
-    return _none_events(none)
-
-
-_KINDS = (float, int, int, int, int, np.uint64, int, int, bool)
-
-
-def _none_events(memory: MemoryEvents) -> pd.DataFrame:
     columns = ("index", "size", "pool", "time_us", "stack", "context", "device_free", "addr", "stream", "device")
     table = pd.DataFrame({name: pd.Series(dtype="int64") for name in columns})
     return table.assign(action=pd.Categorical([], categories=list(ACTIONS)))

@@ -96,7 +96,6 @@ class Trace:
         devices: properties of the cards.
         rank: of a distributed job, None if not given.
         world_size: likewise.
-        profiles_memory: whether the trace says so; None where it says nothing.
         repairs: what had to be mended to read it, by kind, with counts.
 
     """
@@ -112,7 +111,6 @@ class Trace:
     devices: tuple[DeviceProperties, ...]
     rank: int | None
     world_size: int | None
-    profiles_memory: bool | None
     repairs: dict[str, int] = field(default_factory=dict)
 
 

@@ -20,8 +20,6 @@ from snapana.snapshot.model import InputInfo
 from snapana.trace.model import DeviceProperties, FloatArray, MemoryEvents, Spans, Trace
 from snapana.trace.repair import Repaired, repair_event, repair_top
 
-Number = int | float | str | None
-
 
 class _Arguments(msgspec.Struct, gc=False):
     reserved: Any = msgspec.field(name="Total Reserved", default=None)
@@ -33,7 +31,6 @@ class _Arguments(msgspec.Struct, gc=False):
     order: Any = msgspec.field(name="Ev Idx", default=None)
     sequence: Any = msgspec.field(name="Sequence number", default=None)
     forward_thread: Any = msgspec.field(name="Fwd thread id", default=None)
-    finished: Any = None
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -63,7 +60,6 @@ class _Top(msgspec.Struct):
     devices: msgspec.Raw = msgspec.field(name="deviceProperties", default=msgspec.Raw(b"[]"))
     distributed: msgspec.Raw = msgspec.field(name="distributedInfo", default=msgspec.Raw(b"{}"))
     base: Any = msgspec.field(name="baseTimeNanoseconds", default=None)
-    profile_memory: Any = None
 
 
 # Events that say nothing of memory need not be decoded: flows and metadata by phase, the rest by category.
@@ -139,15 +135,12 @@ def _split(payload: bytes, info: InputInfo, repaired: Repaired) -> tuple[_Top, l
                 "input.corrupt", f"{info.name} is damaged JSON, no event could be saved ({what}).", "Copy it again."
             ) from None
     top = _Top()
-    for name in ("deviceProperties", "distributedInfo"):
-        if name in found:
-            setattr(
-                top, {"deviceProperties": "devices", "distributedInfo": "distributed"}[name], msgspec.Raw(found[name])
-            )
+    if "deviceProperties" in found:
+        top.devices = msgspec.Raw(found["deviceProperties"])
+    if "distributedInfo" in found:
+        top.distributed = msgspec.Raw(found["distributedInfo"])
     if "baseTimeNanoseconds" in found:
         top.base = _decoded(found["baseTimeNanoseconds"])
-    if "profile_memory" in found:
-        top.profile_memory = _decoded(found["profile_memory"])
     return top, pieces
 
 
@@ -309,7 +302,6 @@ class _Reader:
             ),
             rank=_whole(distributed.rank, None),
             world_size=_whole(distributed.world_size, None),
-            profiles_memory=None if self.top.profile_memory is None else bool(_whole(self.top.profile_memory, 0)),
             repairs=dict(self.repaired.counts),
         )
 

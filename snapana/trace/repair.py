@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from typing import Any
 
-_TOP = ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", "profile_memory")
+_TOP = ("deviceProperties", "distributedInfo", "baseTimeNanoseconds")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 # Text is matched first, so that nothing within it is taken for a number.
 _BARE = re.compile(r'("(?:[^"\\\\]|\\\\.)*")|(:\s*)-?(?:inf(?:inity)?|nan)\b', re.IGNORECASE)

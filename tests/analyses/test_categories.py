@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from snapana.analyses.categories import categories_at, categorise, kept_gradients
-from snapana.analyses.groups import GROUPS, group_at, stacked
+from snapana.analyses.choices import GROUPS
+from snapana.analyses.groups import group_at, stacked
 from snapana.analyses.instants import find_instant
 from snapana.analyses.overview import overview
 from snapana.analyses.rules import CATEGORIES

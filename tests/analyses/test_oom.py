@@ -12,7 +12,7 @@ from snapana.allocator.settings import AllocatorSettings
 from snapana.analyses.failure import Facts
 from snapana.analyses.oom import EXPLAINED, LOOKED_AT, out_of_memory
 from snapana.analyses.oom_message import explain_message
-from snapana.analyses.whatif import fits
+from snapana.analyses.whatif import fitting
 from snapana.message import find_messages
 from snapana.units import format_bytes
 from tests.builders import History, model
@@ -213,7 +213,9 @@ def test_in_a_container_the_own_process_is_among_the_others() -> None:
 @pytest.mark.parametrize(("name", "expected"), [("llm_oom", True), ("frag_3.8", True), ("oom_train", False)])
 def test_expandable_segments_are_asked_of_the_simulator(name: str, expected: bool) -> None:
     (found,) = out_of_memory(load_sample(name), 0, told(name))
-    assert fits(load_sample(name), found, "expandable_segments:True") is expected
+    fits = fitting(load_sample(name), found)
+    assert fits is not None
+    assert fits("expandable_segments:True") is expected
 
 
 def test_what_empty_cache_released_before_was_not_released_for_the_request() -> None:

@@ -9,10 +9,9 @@ from snapana.allocator.driver import Downwards, Observed, Upwards
 from snapana.allocator.settings import AllocatorSettings, parse_conf
 from snapana.analyses.failure import Facts
 from snapana.analyses.oom import out_of_memory
-from snapana.analyses.requests import changed
+from snapana.analyses.requests import changed, known_limit
 from snapana.analyses.whatif import (
-    fits,
-    known_limit,
+    fitting,
     packed,
     reproduce,
     runs_frame,
@@ -73,7 +72,9 @@ def test_what_failed_by_fragmentation_fits_into_expandable_segments() -> None:
 def test_the_language_model_would_have_passed_its_batch(conf: str) -> None:
     snapshot = load_sample("llm_oom")
     (failure,) = out_of_memory(snapshot, 0, Facts(limit=149_157_838_848))
-    assert fits(snapshot, failure, conf) is True
+    fits = fitting(snapshot, failure)
+    assert fits is not None
+    assert fits(conf) is True
     assert any(conf in change.what and change.enough for change in failure.changes)
 
 
