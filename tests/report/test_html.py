@@ -161,3 +161,10 @@ def test_several_devices_have_a_part_each() -> None:
 
 def test_templates_are_found() -> None:
     assert (template_folder() / "report.html.j2").is_file()
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_sentences_stand_apart(name: str) -> None:
+    """The templates' blocks take the line's end with them."""
+    text = "".join(parse(page_of(load_sample(name))).text)
+    assert re.findall(r"[a-z)]\.[A-Z][a-z]+ [a-z]+", text) == []
