@@ -16,7 +16,9 @@ from snapana.errors import SnapanaError
 
 if TYPE_CHECKING:
     from snapana.analyses.overview import Overview, overview
+    from snapana.analyses.plan import Plan, plan
     from snapana.analyses.traces import trace_overview
+    from snapana.analyses.whatif import WhatIf, what_if
     from snapana.findings import Finding, judge
     from snapana.snapshot.model import Snapshot
     from snapana.trace.model import Trace
@@ -25,25 +27,33 @@ if TYPE_CHECKING:
 _LAZY = {
     "Finding": "snapana.findings",
     "Overview": "snapana.analyses.overview",
+    "Plan": "snapana.analyses.plan",
     "Snapshot": "snapana.snapshot.model",
     "Trace": "snapana.trace.model",
+    "WhatIf": "snapana.analyses.whatif",
     "trace_overview": "snapana.analyses.traces",
     "judge": "snapana.findings",
     "overview": "snapana.analyses.overview",
+    "plan": "snapana.analyses.plan",
+    "what_if": "snapana.analyses.whatif",
 }
 
 __all__ = [
     "Finding",
     "Overview",
+    "Plan",
     "SnapanaError",
     "Snapshot",
     "Trace",
+    "WhatIf",
     "__version__",
     "judge",
     "load",
     "load_trace",
     "overview",
+    "plan",
     "trace_overview",
+    "what_if",
 ]
 
 

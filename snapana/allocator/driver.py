@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
+from functools import partial
+from random import Random
 from typing import Protocol
 
 from snapana.allocator.rounding import SMALL_BUFFER
@@ -131,5 +133,34 @@ class Downwards:
         """Nothing is reused."""
 
 
+class Shuffled:
+    """Anywhere, as a seed has it: what is placed later may come to lie below or above."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+        self._starts: list[int] = []
+        self._size: dict[int, int] = {}
+
+    def place(self, size: int) -> int:
+        """Give a free address below ``_TOP``."""
+        while True:
+            addr = self._random.randrange(SMALL_BUFFER, _TOP - size, SMALL_BUFFER)
+            at = bisect_left(self._starts, addr)
+            above = at == len(self._starts) or addr + size < self._starts[at]
+            if above and (not at or self._starts[at - 1] + self._size[self._starts[at - 1]] < addr):
+                self._starts.insert(at, addr)
+                self._size[addr] = size
+                return addr
+
+    def release(self, addr: int, size: int) -> None:
+        """Take a segment back."""
+        del self._starts[bisect_left(self._starts, addr)], self._size[addr]
+
+
 # The first is the best guess; the others show how much it matters.
-DRIVERS: tuple[Callable[[], Driver], ...] = (Observed, Upwards, Downwards)
+DRIVERS: tuple[Callable[[], Driver], ...] = (
+    Observed,
+    Upwards,
+    Downwards,
+    *(partial(Shuffled, seed) for seed in range(8)),
+)

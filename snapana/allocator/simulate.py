@@ -109,6 +109,11 @@ class _Shelf:
         for position in range(bisect_left(self._keys, (size, 0)), len(self._keys)):
             yield self._block[self._keys[position][1]]
 
+    def best(self, size: int) -> Block | None:
+        """Give the smallest block of ``size`` bytes or more."""
+        position = bisect_left(self._keys, (size, 0))
+        return self._block[self._keys[position][1]] if position < len(self._keys) else None
+
     def below(self, size: int) -> list[Block]:
         """Give blocks smaller than ``size``, largest first."""
         return [self._block[addr] for _, addr in reversed(self._keys[: bisect_left(self._keys, (size, 0))])]
@@ -131,7 +136,10 @@ class _Pool:
 
     def shelve(self, block: Block) -> None:
         block.age = self.searches
-        self.free.setdefault(block.stream, _Shelf()).add(block)
+        shelf = self.free.get(block.stream)
+        if shelf is None:
+            shelf = self.free[block.stream] = _Shelf()
+        shelf.add(block)
 
     def take(self, block: Block) -> None:
         self.free[block.stream].remove(block)
@@ -157,8 +165,17 @@ class Simulator:
         rounding: how requests are rounded; by default that of the settings.
         place: gives the address of a new segment of so many bytes; by default ever higher ones.
         reserve: likewise for the address range of an expandable segment.
+        release: told address and size of each segment that is given back.
         limit: bytes that may be reserved; None for no limit.
-        record: called with every event.
+        record: called with every event; None, which is quicker, for no events.
+
+    Attributes:
+        allocated: bytes, now; likewise ``active``, ``requested`` and ``reserved``.
+        peak_reserved: the most that was reserved so far.
+        segments_made: segments taken from the driver, or ranges mapped.
+        segments_freed: given back, or unmapped.
+        retries: requests for which the cache was released.
+        live: blocks in use or pending, by address.
 
     """
 
@@ -169,21 +186,25 @@ class Simulator:
         rounding: Rounding | None = None,
         place: Place | None = None,
         reserve: Place | None = None,
+        release: Callable[[int, int], None] = lambda addr, size: None,
         limit: int | None = None,
-        record: Callable[[SimulatedEvent], None] = lambda event: None,
+        record: Callable[[SimulatedEvent], None] | None = None,
     ) -> None:
         self.settings = settings or AllocatorSettings()
         self.rounding = rounding or Rounding(self.settings.roundup_power2_divisions)
         self._place = place or Upwards().place
         self._reserve = reserve or Upwards(_FIRST_RESERVATION).place
+        self._released = release
         self._record = record
         self.limit = limit
         self.allocated = self.active = self.requested = self.reserved = 0
-        self.retries = 0
+        self.peak_reserved = self.segments_made = self.segments_freed = self.retries = 0
         self.live: dict[int, Block] = {}
         self._pools: dict[tuple[tuple[int, int], bool], _Pool] = {}
         # First block of each segment or reservation, by its address.
         self._heads: dict[int, Block] = {}
+        # Requests repeat.
+        self._rounded: dict[int, int] = {}
 
     # ---- what a program does
 
@@ -197,11 +218,13 @@ class Simulator:
         """
         if size < 1:
             raise ValueError("PyTorch does not allocate empty tensors")
-        rounded = self.rounding.round_size(size)
+        rounded = self._rounded.get(size)
+        if rounded is None:
+            rounded = self._rounded[size] = self.rounding.round_size(size)
         own = self._pool(pool, small=rounded <= SMALL_SIZE)
         block = self._find(own, rounded, stream) or self._make_room(own, rounded, stream)
         if block is None:
-            self._record(SimulatedEvent("oom", 0, rounded, stream, pool))
+            self._tell("oom", 0, rounded, stream, pool)
             raise SimulatedOutOfMemoryError(rounded)
         if self._splits(block, rounded):
             self._split(block, rounded)
@@ -211,7 +234,8 @@ class Simulator:
         self.allocated += block.size
         self.active += block.size
         self.requested += size
-        self._record(SimulatedEvent("alloc", block.addr, size, stream, pool))
+        if self._record is not None:
+            self._tell("alloc", block.addr, size, stream, pool)
         return block.addr
 
     def free(self, addr: int) -> None:
@@ -224,7 +248,8 @@ class Simulator:
         block = self.live[addr]
         block.allocated, block.pending = False, True
         self.allocated -= block.size
-        self._record(SimulatedEvent("free_requested", addr, block.requested, block.stream, block.pool.id))
+        if self._record is not None:
+            self._tell("free_requested", addr, block.requested, block.stream, block.pool.id)
 
     def free_completed(self, addr: int) -> None:
         """Give a pending block back to its pool: the other streams are done."""
@@ -232,7 +257,8 @@ class Simulator:
         block.pending = False
         self.active -= block.size
         self.requested -= block.requested
-        self._record(SimulatedEvent("free_completed", addr, block.requested, block.stream, block.pool.id))
+        if self._record is not None:
+            self._tell("free_completed", addr, block.requested, block.stream, block.pool.id)
         self._put_back(block)
 
     def empty_cache(self) -> None:
@@ -259,6 +285,23 @@ class Simulator:
             if run:
                 yield run
 
+    # ---- accounts
+
+    def _tell(self, action: str, addr: int, size: int, stream: int, pool: tuple[int, int]) -> None:
+        if self._record is not None:
+            self._record(SimulatedEvent(action, addr, size, stream, pool))
+
+    def _grown(self, action: str, block: Block, size: int) -> None:
+        self.reserved += size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        self.segments_made += 1
+        self._tell(action, block.addr, size, block.stream, block.pool.id)
+
+    def _shrunk(self, action: str, block: Block) -> None:
+        self.reserved -= block.size
+        self.segments_freed += 1
+        self._tell(action, block.addr, block.size, block.stream, block.pool.id)
+
     # ---- searching and making room
 
     def _pool(self, pool_id: tuple[int, int], *, small: bool) -> _Pool:
@@ -274,10 +317,10 @@ class Simulator:
         shelf = pool.free.get(stream)
         if shelf is None:
             return None
-        candidates = shelf.at_least(size)
-        block = next(candidates, None)
+        block = shelf.best(size)
         if block is not None and block.expandable:
-            block = self._best_expandable(block, candidates)
+            candidates = shelf.at_least(size)
+            block = self._best_expandable(next(candidates), candidates)
         if block is None or self._oversize(block, size):
             return None
         pool.take(block)
@@ -325,8 +368,7 @@ class Simulator:
         addr = self._place(wanted)
         block = Block(addr, wanted, stream, pool, expandable=False, base=addr)
         self._heads[addr] = block
-        self.reserved += wanted
-        self._record(SimulatedEvent("segment_alloc", addr, wanted, stream, pool.id))
+        self._grown("segment_alloc", block, wanted)
         return block
 
     # ---- splitting and merging
@@ -385,8 +427,8 @@ class Simulator:
             return 0
         block.pool.take(block)
         del self._heads[block.addr]
-        self.reserved -= block.size
-        self._record(SimulatedEvent("segment_free", block.addr, block.size, block.stream, block.pool.id))
+        self._shrunk("segment_free", block)
+        self._released(block.addr, block.size)
         return block.size
 
     def _release_oversize(self, pool: _Pool, size: int, stream: int) -> bool:
@@ -471,8 +513,7 @@ class Simulator:
             hole.size = mapped
             pool.note_unmapped(rest)
         hole.mapped = True
-        self.reserved += mapped
-        self._record(SimulatedEvent("segment_map", hole.addr, mapped, hole.stream, pool.id))
+        self._grown("segment_map", hole, mapped)
         self._put_back(hole)
         return hole
 
@@ -497,9 +538,8 @@ class Simulator:
                 else:
                     block.pool.shelve(rest)
         block.mapped = False
-        self.reserved -= block.size
         size = block.size
-        self._record(SimulatedEvent("segment_unmap", block.addr, size, block.stream, block.pool.id))
+        self._shrunk("segment_unmap", block)
         self._put_back(block)
         return size
 

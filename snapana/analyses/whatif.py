@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
@@ -13,13 +14,13 @@ import pandas as pd
 from snapana.allocator.driver import DRIVERS, Driver
 from snapana.allocator.rounding import LARGE_SEGMENT, Rounding
 from snapana.allocator.settings import AllocatorSettings, parse_conf
-from snapana.allocator.simulate import SimulatedEvent, SimulatedOutOfMemoryError, Simulator
+from snapana.allocator.simulate import SimulatedOutOfMemoryError, Simulator
 from snapana.analyses.churn import empty_cache_calls
 from snapana.analyses.failure import OutOfMemory
 from snapana.errors import SnapanaError
 from snapana.snapshot.model import ACTION_CODE, Snapshot
 
-MALLOC, FREE_REQUESTED, FREE_COMPLETED, EMPTY_CACHE, FAILED = range(5)
+MALLOC, FREE, FREE_REQUESTED, FREE_COMPLETED, EMPTY_CACHE, FAILED = range(6)
 MIB = 1024**2
 # Longer recordings take too long to ask beside everything else.
 MOST_EVENTS = 80_000
@@ -59,6 +60,8 @@ class Run:
         low: least of ``peak_reserved`` over several orders in which the driver could place segments.
         high: most of them.
         peak_allocated: bytes; differs with rounding.
+        allocated_low: least of ``peak_allocated`` over the same orders: blocks keep what is not worth splitting off.
+        allocated_high: most of them.
         segments: made, or ranges mapped.
         freed: given back, or ranges unmapped.
         retries: requests that first failed and for which the cache was released.
@@ -75,6 +78,8 @@ class Run:
     low: int
     high: int
     peak_allocated: int
+    allocated_low: int
+    allocated_high: int
     segments: int
     freed: int
     retries: int
@@ -132,8 +137,14 @@ class WhatIf:
     failures: int
     notes: tuple[str, ...]
 
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The runs as a frame, one row each, the recorded settings first: the columns are the attributes of ``Run``."""
+        return pd.DataFrame([vars(run) for run in self.runs])
 
-_Job = tuple[Workload, AllocatorSettings, int | None, bool, int]
+
+# Settings and a placement order; None to look for the smallest capacity.
+_Task = tuple[AllocatorSettings, int | None]
 
 
 def workload(snapshot: Snapshot, device: int, last: int | None = None) -> Workload:
@@ -159,9 +170,15 @@ def workload(snapshot: Snapshot, device: int, last: int | None = None) -> Worklo
     what, event, number = what[inside], event[inside], number[inside]
     # A free that no one recorded the request of is complete at once.
     order = np.lexsort((number, what, event))
+    what, number, event = (column[order] for column in (what, number, event))
+    # Most frees are complete with the next event.
+    at_once = np.flatnonzero((what[:-1] == FREE_REQUESTED) & (what[1:] == FREE_COMPLETED) & (number[:-1] == number[1:]))
+    what[at_once + 1] = FREE
+    keep = np.ones(len(what), dtype=bool)
+    keep[at_once] = False
     pools = [snapshot.pools[max(code, 0)] for code in lives["pool"].tolist()]
     return Workload(
-        operations=list(zip(what[order].tolist(), number[order].tolist(), event[order].tolist(), strict=True)),
+        operations=list(zip(what[keep].tolist(), number[keep].tolist(), event[keep].tolist(), strict=True)),
         requested=[*lives["requested"].tolist(), *events["size"].to_numpy()[failed].tolist()],
         stream=[*lives["stream"].tolist(), *events["stream"].to_numpy()[failed].tolist()],
         pool=[*pools, *((0, 0) for _ in failed)],
@@ -180,10 +197,19 @@ def simulate(work: Workload, settings: AllocatorSettings, limit: int | None = No
         ranges: whether to try several placement orders; expandable segments need none.
 
     """
-    drivers = DRIVERS if ranges and not settings.expandable_segments else DRIVERS[:1]
-    runs = [_simulate(work, settings, limit, make()) for make in drivers]
+    return _spread([_simulate(work, settings, limit, DRIVERS[at]()) for at in _orders(settings, ranges=ranges)])
+
+
+def _orders(settings: AllocatorSettings, *, ranges: bool = True) -> range:
+    """Give the placement orders to try, as indices into ``DRIVERS``."""
+    return range(len(DRIVERS) if ranges and not settings.expandable_segments else 1)
+
+
+def _spread(runs: Sequence[Run]) -> Run:
+    """Give the first run, with the range of all."""
     peaks = [run.peak_reserved for run in runs]
-    return replace(runs[0], low=min(peaks), high=max(peaks))
+    in_use = [run.peak_allocated for run in runs]
+    return replace(runs[0], low=min(peaks), high=max(peaks), allocated_low=min(in_use), allocated_high=max(in_use))
 
 
 def _simulate(
@@ -194,20 +220,15 @@ def _simulate(
     after: Callable[[Simulator, int, int], None] | None = None,
     reserve: Callable[[int], int] | None = None,
 ) -> Run:
-    made = freed = peak = peak_allocated = again = 0
-
-    def record(event: SimulatedEvent) -> None:
-        nonlocal made, freed, peak
-        if event.action in {"segment_alloc", "segment_map"}:
-            made += 1
-            peak = max(peak, sim.reserved)
-        elif event.action in {"segment_free", "segment_unmap"}:
-            freed += 1
-            if event.action == "segment_free":
-                driver.release(event.addr, event.size)
-
-    rounding = Rounding(settings.roundup_power2_divisions, work.pad)
-    sim = Simulator(settings, rounding=rounding, limit=limit, place=driver.place, reserve=reserve, record=record)
+    peak_allocated = again = 0
+    sim = Simulator(
+        settings,
+        rounding=Rounding(settings.roundup_power2_divisions, work.pad),
+        limit=limit,
+        place=driver.place,
+        reserve=reserve,
+        release=driver.release,
+    )
     place: dict[int, int] = {}
     failure: tuple[int, int, int] | None = None
     for what, number, event in work.operations:
@@ -221,6 +242,8 @@ def _simulate(
             peak_allocated = max(peak_allocated, sim.allocated)
             if after is not None and event >= 0:
                 after(sim, event, addr)
+        elif what == FREE:
+            sim.free(place[number])
         elif what == FREE_REQUESTED:
             sim.free_requested(place[number])
         elif what == FREE_COMPLETED:
@@ -237,7 +260,22 @@ def _simulate(
             except SimulatedOutOfMemoryError:
                 again += 1
     at, event_of, size = failure if failure else (None, None, None)
-    return Run(settings.conf, peak, peak, peak, peak_allocated, made, freed, sim.retries, at, event_of, size, again)
+    return Run(
+        conf=settings.conf,
+        peak_reserved=sim.peak_reserved,
+        low=sim.peak_reserved,
+        high=sim.peak_reserved,
+        peak_allocated=peak_allocated,
+        allocated_low=peak_allocated,
+        allocated_high=peak_allocated,
+        segments=sim.segments_made,
+        freed=sim.segments_freed,
+        retries=sim.retries,
+        failed_at=at,
+        failed_event=event_of,
+        failed_bytes=size,
+        failed_again=again,
+    )
 
 
 class _Recorded:
@@ -328,7 +366,7 @@ def with_empty_cache(work: Workload, events: Sequence[int]) -> Workload:
 def with_preallocation(work: Workload, size: int) -> Workload:
     """Allocate one block of so many bytes before all else, and free it at once."""
     number = len(work.requested)
-    first = [(MALLOC, number, -2), (FREE_REQUESTED, number, -2), (FREE_COMPLETED, number, -2)]
+    first = [(MALLOC, number, -2), (FREE, number, -2)]
     return replace(
         work,
         operations=[*first, *work.operations],
@@ -425,25 +463,38 @@ def what_if(
             f"{snapshot.info.name} holds no allocations of device {device}: there is nothing to run again.",
             "Call torch.cuda.memory._record_memory_history() before the model is built.",
         )
-    names = list(dict.fromkeys([*confs, *(worth_trying(own, limit) if sweep else ())]))
-    wanted = [snapshot.settings, *(parse_conf(conf) for conf in names)]
-    progress("Running the recorded settings again")
-    again = reproduce(snapshot, device, own, limit)
+    tried = worth_trying(own, limit) if sweep else []
+    wanted = [snapshot.settings, *map(parse_conf, confs), *(parse_conf(conf) for conf in tried if conf not in confs)]
     released = bool((snapshot.replay[device].events["action"] == "segment_free").sum())
     work = change(own)
     # cuDNN calls empty_cache() while it tries algorithms, and takes other workspaces each time.
     slack = LARGE_SEGMENT if any(what == EMPTY_CACHE for what, _, _ in own.operations) else 0
-    jobs = [(work, settings, limit, smallest, slack) for settings in wanted]
-    runs = _in_parallel(jobs, workers, progress)
+    tasks: list[_Task] = [(settings, at) for settings in wanted for at in _orders(settings)]
+    tasks += [(settings, None) for settings in wanted if smallest]
     replay = snapshot.replay[device]
-    progress("Packing the same lives")
+    with _answers(work, limit, tasks, workers) as answers:
+        progress("Running the recorded settings again")
+        again = reproduce(snapshot, device, own, limit)
+        progress("Packing the same lives")
+        least = packed(snapshot, device)
+        found = []
+        for number, answer in enumerate(answers):
+            found.append(answer)
+            progress(f"Simulated {number + 1} of {len(tasks)} runs")
+    runs = []
+    for settings in wanted:
+        own_runs = [found.pop(0) for _ in _orders(settings)]
+        runs.append(_allow(_spread([run for run in own_runs if isinstance(run, Run)]), slack, limit))
+    sizes = [answer for answer in found if isinstance(answer, int)]
+    if smallest:
+        runs = [replace(run, smallest_capacity=size) for run, size in zip(runs, sizes, strict=True)]
     return WhatIf(
         device=device,
         conf=snapshot.settings.conf,
         limit=limit,
         peak_reserved=int(replay.curves["reserved"].max()),
         peak_allocated=int(replay.curves["allocated"].max()),
-        packed=packed(snapshot, device),
+        packed=least,
         reproduction=again,
         runs=tuple(runs),
         failures=int((replay.events["action"] == "oom").sum()),
@@ -451,27 +502,39 @@ def what_if(
     )
 
 
-def _in_parallel(jobs: list[_Job], workers: int, progress: Callable[[str], None]) -> list[Run]:
-    """Run jobs, several at once where there are many operations."""
-    workers = min(len(jobs), workers)
-    if workers < 2 or len(jobs) * len(jobs[0][0].operations) < 100_000:
-        return [_run(job) for job in jobs]
-    runs = []
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for number, run in enumerate(pool.map(_run, jobs)):
-            runs.append(run)
-            progress(f"Simulated {number + 1} of {len(jobs)} settings")
-    return runs
-
-
-def _run(job: _Job) -> Run:
-    work, settings, limit, smallest, slack = job
-    run = simulate(work, settings, limit)
+def _allow(run: Run, slack: int, limit: int | None) -> Run:
+    """Widen the range by what the requests themselves may differ, but not beyond what is possible."""
     low, high = run.low - slack, run.high + slack
     if limit is not None:
         high = max(run.peak_reserved, min(high, limit))
-    least = smallest_capacity(work, settings) if smallest else None
-    return replace(run, low=max(low, 0), high=high, smallest_capacity=least)
+    return replace(run, low=max(low, 0), high=high)
+
+
+@contextmanager
+def _answers(work: Workload, limit: int | None, tasks: Sequence[_Task], workers: int) -> Iterator[Iterator[Run | int]]:
+    """Do tasks in order: in several processes where there is much to do, as soon as the body begins."""
+    if min(len(tasks), workers) < 2 or len(tasks) * len(work.operations) < 500_000:
+        yield (_answer(work, limit, task) for task in tasks)
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn"), _take, (work, limit)) as pool:
+        yield pool.map(_answer_taken, tasks)
+
+
+# What the worker processes are asked about: given once to each, since it is large.
+_taken: list[tuple[Workload, int | None]] = []
+
+
+def _take(work: Workload, limit: int | None) -> None:
+    _taken.append((work, limit))
+
+
+def _answer_taken(task: _Task) -> Run | int:
+    return _answer(*_taken[-1], task)
+
+
+def _answer(work: Workload, limit: int | None, task: _Task) -> Run | int:
+    settings, at = task
+    return smallest_capacity(work, settings) if at is None else _simulate(work, settings, limit, DRIVERS[at]())
 
 
 def _notes(work: Workload, again: Reproduction, slack: int, limit: int | None, released: bool) -> list[str]:
@@ -493,8 +556,3 @@ def _notes(work: Workload, again: Reproduction, slack: int, limit: int | None, r
         )
     notes.append("Other processes, libraries and requests that would change by themselves are not in the model.")
     return notes
-
-
-def runs_frame(found: WhatIf) -> pd.DataFrame:
-    """Give the runs as a frame, one row each, the recorded settings first: the columns are those of ``Run``."""
-    return pd.DataFrame([vars(run) for run in found.runs])

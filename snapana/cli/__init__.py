@@ -20,6 +20,7 @@ _COMMANDS = {
     "leaks": ("snapana.cli.parts", "Lines whose memory grows with every step."),
     "oom": ("snapana.cli.parts", "Why an allocation failed."),
     "whatif": ("snapana.cli.whatif", "What other allocator settings would have done."),
+    "plan": ("snapana.cli.plan", "What other batch sizes would need, and the largest that fits."),
 }
 
 

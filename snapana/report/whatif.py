@@ -13,18 +13,24 @@ from snapana.units import format_bytes, format_count
 
 
 def whatif_document(found: Sequence[WhatIf]) -> dict[str, Any]:
-    """Give the JSON document of ``snapana whatif``."""
-    return {"devices": [{"device": one.device, "whatif": _object(one)} for one in found]}
+    """Give the JSON document of ``snapana whatif``: the fullest device, and the others, if any, in ``others``."""
+    answers = sorted(found, key=lambda one: (-one.peak_reserved, one.device))
+    document = _object(answers[0])
+    if len(answers) > 1:
+        document["others"] = [_object(one) for one in answers[1:]]
+    return document
 
 
 def _object(found: WhatIf) -> dict[str, Any]:
     again = found.reproduction
     return {
+        "device": found.device,
         "recorded": {
             "conf": found.conf,
             "peak_reserved_bytes": found.peak_reserved,
             "peak_allocated_bytes": found.peak_allocated,
             "failures": found.failures,
+            "simulated": _run(found.runs[0]),
         },
         "limit_bytes": found.limit,
         "replay": {
@@ -34,29 +40,25 @@ def _object(found: WhatIf) -> dict[str, Any]:
             "peak_reserved_error_bytes": again.peak_reserved_error,
         },
         "bounds": {"peak_allocated_bytes": found.peak_allocated, "packed_bytes": found.packed},
-        "runs": [
-            {
-                "conf": run.conf,
-                "peak_reserved_bytes": run.peak_reserved,
-                "peak_reserved_low_bytes": run.low,
-                "peak_reserved_high_bytes": run.high,
-                "peak_allocated_bytes": run.peak_allocated,
-                "segments": run.segments,
-                "segments_freed": run.freed,
-                "retries": run.retries,
-                "recorded_failures_again": run.failed_again,
-                "smallest_capacity_bytes": run.smallest_capacity,
-                "oom": None
-                if run.failed_at is None
-                else {
-                    "alloc_index": run.failed_at,
-                    "event": run.failed_event,
-                    "requested_bytes": run.failed_bytes,
-                },
-            }
-            for run in found.runs
-        ],
+        "runs": [_run(run) for run in found.runs[1:]],
         "notes": list(found.notes),
+    }
+
+
+def _run(run: Run) -> dict[str, Any]:
+    failed = {"alloc_index": run.failed_at, "event": run.failed_event, "requested_bytes": run.failed_bytes}
+    return {
+        "conf": run.conf,
+        "peak_reserved_bytes": run.peak_reserved,
+        "peak_reserved_low_bytes": run.low,
+        "peak_reserved_high_bytes": run.high,
+        "peak_allocated_bytes": run.peak_allocated,
+        "segments": run.segments,
+        "segments_freed": run.freed,
+        "retries": run.retries,
+        "recorded_failures_again": run.failed_again,
+        "smallest_capacity_bytes": run.smallest_capacity,
+        "oom": None if run.failed_at is None else failed,
     }
 
 
@@ -91,7 +93,7 @@ def _lines(found: WhatIf) -> list[str]:
         "No limit is assumed." if found.limit is None else f"At most {format_bytes(found.limit)} may be reserved."
     )
     if found.packed is not None:
-        lines.append(f"An allocator that knew all lives beforehand would need {format_bytes(found.packed)}.")
+        lines.append(f"Packed into one piece, with all lives known beforehand: {format_bytes(found.packed)}.")
     if found.failures:
         lines.append("The recording ends in a failure: an answer is about the recorded requests, not what came after.")
     return lines

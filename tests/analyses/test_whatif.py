@@ -14,7 +14,6 @@ from snapana.analyses.whatif import (
     fitting,
     packed,
     reproduce,
-    runs_frame,
     simulate,
     smallest_capacity,
     what_if,
@@ -151,7 +150,7 @@ def test_only_what_can_matter_is_tried() -> None:
 
 def test_frame_and_notes() -> None:
     found = what_if(load_sample("train_late"), 0, ["expandable_segments:True"])
-    frame = runs_frame(found)
+    frame = found.frame
     assert frame["conf"].tolist()[1] == "expandable_segments:True"
     assert any("began late" in note for note in found.notes)
 

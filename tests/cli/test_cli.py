@@ -421,10 +421,10 @@ def test_every_sample_gives_every_form(capsys: pytest.CaptureFixture[str], tmp_p
 
 def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
     what = ("whatif", sample("frag_3.8"), "--conf", "expandable_segments:True")
-    (device,) = run_json(capsys, *what)["devices"]
-    found = device["whatif"]
+    found = run_json(capsys, *what)
     assert found["replay"]["mismatches"] == 0
-    assert [run["recorded_failures_again"] for run in found["runs"]] == [1, 0]
+    assert found["recorded"]["simulated"]["recorded_failures_again"] == 1
+    assert [(run["conf"], run["recorded_failures_again"]) for run in found["runs"]] == [("expandable_segments:True", 0)]
     assert found["bounds"]["packed_bytes"] >= found["bounds"]["peak_allocated_bytes"]
     code, out, _ = run(capsys, *what)
     assert code == 0
@@ -432,3 +432,25 @@ def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the recorded request" in out
     code, _, err = run(capsys, "whatif", sample("train_adam"), "--conf", "max_split_size_mb:3")
     assert (code, "[settings.invalid]" in err) == (2, True)
+
+
+def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    what = ("plan", sample("train_b4"), "--batch", "4", "--other", sample("train_b16"), "--other-batch", "16")
+    found = run_json(capsys, *what, "--at", "64", "--at", "32", "--capacity", "4GiB")
+    assert [(point["micro_batch"], point["peak_allocated_bytes"]) for point in found["points"]] == [
+        (32, 2_851_966_464),
+        (64, 5_303_930_368),
+    ]
+    assert all(point["low_bytes"] <= point["peak_allocated_bytes"] <= point["high_bytes"] for point in found["points"])
+    assert found["recipe"]["micro_batch"] * found["recipe"]["accumulation_steps"] == 64
+    assert found["recipe"]["effective_batch"] == 64
+    assert found["largest_micro_batch"] >= found["recipe"]["micro_batch"]
+    code, out, _ = run(capsys, *what, "--at", "64", "--capacity", "4GiB", "--margin", "0")
+    assert code == 0
+    assert "divide the loss by" in out
+    assert "scenarios.py:66 forward" in out
+    for wrong in (("--other", sample("train_b16")), ("--margin", "2"), ("--conf", "max_split_size_mb:3")):
+        assert main(["plan", sample("train_b4"), "--batch", "4", *wrong]) == 2
+        assert "snapana: " in capsys.readouterr().err
+    assert main(["plan", sample("train_adam").replace(".pickle.xz", ".trace.json.xz"), "--batch", "8"]) == 2
+    assert "[input.not_a_snapshot]" in capsys.readouterr().err
