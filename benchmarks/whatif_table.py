@@ -1,8 +1,8 @@
 """Hold what-if answers and plans against real runs, and print the tables of docs/whatif.md.
 
-``python benchmarks/whatif_table.py FOLDER --into docs/whatif.md``: FOLDER has recordings ``WORKLOAD.CONF/snapshot.pickle[.xz]`` of the same
-workload under several settings. What the ``default`` one asked for is run under the settings of each of the others. The plans
-are made from sample_traces.
+``python benchmarks/whatif_table.py FOLDER --into docs/whatif.md``: FOLDER has recordings
+``WORKLOAD.CONF/snapshot.pickle[.xz]`` of the same workload under several settings. What the ``default`` one asked for
+is run under the settings of each of the others. The plans are made from sample_traces.
 """
 
 from __future__ import annotations

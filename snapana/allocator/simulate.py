@@ -206,6 +206,11 @@ class Simulator:
         # Requests repeat.
         self._rounded: dict[int, int] = {}
 
+    def change(self, settings: AllocatorSettings, rounding: Rounding) -> None:
+        """Go on under other settings, as after ``torch.cuda.memory._set_allocator_settings``."""
+        self.settings, self.rounding = settings, rounding
+        self._rounded.clear()
+
     # ---- what a program does
 
     def malloc(self, size: int, stream: int = 0, pool: tuple[int, int] = DEFAULT_POOL) -> int:

@@ -16,8 +16,8 @@ from snapana.snapshot.model import Snapshot
 
 def changed(
     snapshot: Snapshot, device: int, empty_cache_at: str | None, preallocate: int | None
-) -> Callable[[Workload], Workload]:
-    """Give what changes the requests of a device as it was asked.
+) -> Callable[[Workload], Workload] | None:
+    """Give what changes the requests of a device as it was asked; None for nothing.
 
     Args:
         snapshot: the file.
@@ -29,6 +29,8 @@ def changed(
         SnapanaError: ``usage.at``, ``usage.step``.
 
     """
+    if empty_cache_at is None and not preallocate:
+        return None
     events = [] if empty_cache_at is None else _events(snapshot, device, empty_cache_at)
 
     def change(work: Workload) -> Workload:
@@ -44,6 +46,18 @@ def known_limit(snapshot: Snapshot, device: int, facts: Facts) -> int | None:
         return facts.limit
     failures = out_of_memory(snapshot, device, facts, explained=0)
     return limit_of(snapshot, failures[-1]) if failures else None
+
+
+def turning_point(snapshot: Snapshot, device: int, at: str) -> int:
+    """Give an event: the one that is named, or the first of the first range of an annotation.
+
+    Raises:
+        SnapanaError: ``usage.at``, ``usage.step``.
+
+    """
+    if at.lstrip("-").isdigit():
+        return _events(snapshot, device, at)[0]
+    return int(steps(snapshot, device, at).table["start_event"].iloc[0])
 
 
 def _events(snapshot: Snapshot, device: int, at: str) -> list[int]:

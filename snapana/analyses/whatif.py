@@ -19,6 +19,7 @@ from snapana.analyses.churn import empty_cache_calls
 from snapana.analyses.failure import OutOfMemory
 from snapana.errors import SnapanaError
 from snapana.snapshot.model import ACTION_CODE, Snapshot
+from snapana.units import format_bytes
 
 MALLOC, FREE, FREE_REQUESTED, FREE_COMPLETED, EMPTY_CACHE, FAILED = range(6)
 MIB = 1024**2
@@ -143,8 +144,23 @@ class WhatIf:
         return pd.DataFrame([vars(run) for run in self.runs])
 
 
-# Settings and a placement order; None to look for the smallest capacity.
-_Task = tuple[AllocatorSettings, int | None]
+@dataclass(frozen=True)
+class _Task:
+    """One thing to ask of the model: settings, and an order of placement, None to look for the smallest capacity."""
+
+    settings: AllocatorSettings
+    order: int | None
+    changed: bool
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What all tasks are about: the requests as recorded and as changed, the limit, and settings for what follows."""
+
+    own: Workload
+    changed: Workload
+    limit: int | None
+    then: tuple[int, AllocatorSettings] | None
 
 
 def workload(snapshot: Snapshot, device: int, last: int | None = None) -> Workload:
@@ -187,7 +203,14 @@ def workload(snapshot: Snapshot, device: int, last: int | None = None) -> Worklo
     )
 
 
-def simulate(work: Workload, settings: AllocatorSettings, limit: int | None = None, *, ranges: bool = True) -> Run:
+def simulate(
+    work: Workload,
+    settings: AllocatorSettings,
+    limit: int | None = None,
+    *,
+    ranges: bool = True,
+    then: tuple[int, AllocatorSettings] | None = None,
+) -> Run:
     """Run a workload under other settings.
 
     Args:
@@ -195,14 +218,19 @@ def simulate(work: Workload, settings: AllocatorSettings, limit: int | None = No
         settings: of the allocator.
         limit: bytes that may be reserved.
         ranges: whether to try several placement orders; expandable segments need none.
+        then: an event, and the settings from there on.
 
     """
-    return _spread([_simulate(work, settings, limit, DRIVERS[at]()) for at in _orders(settings, ranges=ranges)])
+    orders = _orders(settings, then, ranges=ranges)
+    return _spread([_simulate(work, settings, limit, DRIVERS[at](), then=then) for at in orders])
 
 
-def _orders(settings: AllocatorSettings, *, ranges: bool = True) -> range:
+def _orders(
+    settings: AllocatorSettings, then: tuple[int, AllocatorSettings] | None = None, *, ranges: bool = True
+) -> range:
     """Give the placement orders to try, as indices into ``DRIVERS``."""
-    return range(len(DRIVERS) if ranges and not settings.expandable_segments else 1)
+    sure = settings.expandable_segments and (then is None or then[1].expandable_segments)
+    return range(len(DRIVERS) if ranges and not sure else 1)
 
 
 def _spread(runs: Sequence[Run]) -> Run:
@@ -219,6 +247,7 @@ def _simulate(
     driver: Driver,
     after: Callable[[Simulator, int, int], None] | None = None,
     reserve: Callable[[int], int] | None = None,
+    then: tuple[int, AllocatorSettings] | None = None,
 ) -> Run:
     peak_allocated = again = 0
     sim = Simulator(
@@ -231,7 +260,11 @@ def _simulate(
     )
     place: dict[int, int] = {}
     failure: tuple[int, int, int] | None = None
+    turn = None if then is None else then[0]
     for what, number, event in work.operations:
+        if turn is not None and then is not None and event >= turn:
+            sim.change(then[1], Rounding(then[1].roundup_power2_divisions, work.pad))
+            turn = None
         if what == MALLOC:
             try:
                 addr = sim.malloc(max(work.requested[number], 1), work.stream[number], work.pool[number])
@@ -332,13 +365,19 @@ def limit_of(snapshot: Snapshot, failure: OutOfMemory) -> int | None:
     return None if least is None else max(least, int(snapshot.replay[failure.device].curves["reserved"].max()))
 
 
-def smallest_capacity(work: Workload, settings: AllocatorSettings, grain: int = 2 * 1024**2) -> int:
+def smallest_capacity(
+    work: Workload,
+    settings: AllocatorSettings,
+    grain: int = 2 * 1024**2,
+    *,
+    then: tuple[int, AllocatorSettings] | None = None,
+) -> int:
     """Bisect the least limit, in multiples of ``grain``, under which all requests fit, those that failed too."""
-    free = simulate(work, settings, ranges=False)
+    free = simulate(work, settings, ranges=False, then=then)
     low, high = free.peak_allocated // grain, -(-free.peak_reserved // grain)
     while low < high:
         middle = (low + high) // 2
-        run = simulate(work, settings, middle * grain, ranges=False)
+        run = simulate(work, settings, middle * grain, ranges=False, then=then)
         if run.failed_at is None and not run.failed_again:
             high = middle
         else:
@@ -435,7 +474,8 @@ def what_if(
     sweep: bool = False,
     smallest: bool = False,
     workers: int = 1,
-    change: Callable[[Workload], Workload] = lambda work: work,
+    change: Callable[[Workload], Workload] | None = None,
+    until: int | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> WhatIf:
     """Ask what the recorded requests would have reserved under other settings.
@@ -443,13 +483,14 @@ def what_if(
     Args:
         snapshot: the file.
         device: ordinal.
-        confs: strings as of ``PYTORCH_CUDA_ALLOC_CONF``.
+        confs: strings as of ``PYTORCH_CUDA_ALLOC_CONF``; without any, ``change`` is tried under the recorded ones.
         limit: bytes that may be reserved; None for no limit.
         sweep: try also the settings that can change anything.
         smallest: find the smallest capacity for each.
         workers: processes to use where there is much to do; a script that asks for several needs the guard that
             ``multiprocessing`` documents.
-        change: applied to the requests.
+        change: applied to the requests, but for the run of what was recorded.
+        until: event from which on the recorded settings hold again.
         progress: told what is being done.
 
     Raises:
@@ -463,16 +504,26 @@ def what_if(
             f"{snapshot.info.name} holds no allocations of device {device}: there is nothing to run again.",
             "Call torch.cuda.memory._record_memory_history() before the model is built.",
         )
-    tried = worth_trying(own, limit) if sweep else []
-    wanted = [snapshot.settings, *map(parse_conf, confs), *(parse_conf(conf) for conf in tried if conf not in confs)]
-    released = bool((snapshot.replay[device].events["action"] == "segment_free").sum())
-    work = change(own)
+    tried = [conf for conf in worth_trying(own, limit) if conf not in confs] if sweep else []
+    wanted = list(map(parse_conf, [*confs, *tried]))
+    if change is not None and not wanted:
+        wanted = [snapshot.settings]
     # cuDNN calls empty_cache() while it tries algorithms, and takes other workspaces each time.
     slack = LARGE_SEGMENT if any(what == EMPTY_CACHE for what, _, _ in own.operations) else 0
-    tasks: list[_Task] = [(settings, at) for settings in wanted for at in _orders(settings)]
-    tasks += [(settings, None) for settings in wanted if smallest]
+    unknown = 0 if own.known else _cached_before(snapshot, device, own)
+    question = _Question(
+        own=own,
+        changed=own if change is None else change(own),
+        limit=limit,
+        then=None if until is None else (until, snapshot.settings),
+    )
+    groups = [[_Task(snapshot.settings, at, changed=False) for at in _orders(snapshot.settings)]]
+    groups += [[_Task(one, at, changed=True) for at in _orders(one, question.then)] for one in wanted]
+    if smallest:
+        groups = [[*group, replace(group[0], order=None)] for group in groups]
     replay = snapshot.replay[device]
-    with _answers(work, limit, tasks, workers) as answers:
+    tasks = [task for group in groups for task in group]
+    with _answers(question, tasks, workers) as answers:
         progress("Running the recorded settings again")
         again = reproduce(snapshot, device, own, limit)
         progress("Packing the same lives")
@@ -482,12 +533,10 @@ def what_if(
             found.append(answer)
             progress(f"Simulated {number + 1} of {len(tasks)} runs")
     runs = []
-    for settings in wanted:
-        own_runs = [found.pop(0) for _ in _orders(settings)]
-        runs.append(_allow(_spread([run for run in own_runs if isinstance(run, Run)]), slack, limit))
-    sizes = [answer for answer in found if isinstance(answer, int)]
-    if smallest:
-        runs = [replace(run, smallest_capacity=size) for run, size in zip(runs, sizes, strict=True)]
+    for group in groups:
+        mine = [found.pop(0) for _ in group]
+        run = _allow(_spread([one for one in mine if isinstance(one, Run)]), slack, slack + unknown, limit)
+        runs.append(replace(run, smallest_capacity=next((one for one in mine if isinstance(one, int)), None)))
     return WhatIf(
         device=device,
         conf=snapshot.settings.conf,
@@ -498,46 +547,83 @@ def what_if(
         reproduction=again,
         runs=tuple(runs),
         failures=int((replay.events["action"] == "oom").sum()),
-        notes=tuple(_notes(own, again, slack, limit, released)),
+        notes=tuple(_notes(snapshot, device, own, again, slack, unknown, limit)),
     )
 
 
-def _allow(run: Run, slack: int, limit: int | None) -> Run:
+def briefly(snapshot: Snapshot, device: int, limit: int | None) -> tuple[Reproduction, tuple[Run, ...]] | None:
+    """Ask for the settings worth trying, with the best guess of placement only.
+
+    Returns:
+        How exact the model is, and the runs, that of the recorded settings first; None for long recordings, and for
+        those that began late.
+
+    """
+    replay = snapshot.replay[device]
+    if not replay.coverage.complete or not 0 < len(replay.events) <= MOST_EVENTS:
+        return None
+    own = workload(snapshot, device)
+    if not any(what == MALLOC for what, _, _ in own.operations):
+        return None
+    confs = [snapshot.settings, *map(parse_conf, worth_trying(own, limit))]
+    runs = tuple(simulate(own, settings, limit, ranges=False) for settings in confs)
+    return reproduce(snapshot, device, own, limit), runs
+
+
+def _cached_before(snapshot: Snapshot, device: int, work: Workload) -> int:
+    """Give the bytes that were reserved before a late recording for blocks that no one knows of any more."""
+    sim_of = replace(work, operations=[one for one in work.operations if one[2] < 0])
+    known = _simulate(sim_of, snapshot.settings, None, DRIVERS[0]()).peak_reserved
+    return max(0, int(snapshot.replay[device].curves["reserved"].iloc[0]) - known)
+
+
+def _allow(run: Run, less: int, more: int, limit: int | None) -> Run:
     """Widen the range by what the requests themselves may differ, but not beyond what is possible."""
-    low, high = run.low - slack, run.high + slack
+    low, high = run.low - less, run.high + more
     if limit is not None:
         high = max(run.peak_reserved, min(high, limit))
     return replace(run, low=max(low, 0), high=high)
 
 
 @contextmanager
-def _answers(work: Workload, limit: int | None, tasks: Sequence[_Task], workers: int) -> Iterator[Iterator[Run | int]]:
+def _answers(question: _Question, tasks: Sequence[_Task], workers: int) -> Iterator[Iterator[Run | int]]:
     """Do tasks in order: in several processes where there is much to do, as soon as the body begins."""
-    if min(len(tasks), workers) < 2 or len(tasks) * len(work.operations) < 500_000:
-        yield (_answer(work, limit, task) for task in tasks)
+    if min(len(tasks), workers) < 2 or len(tasks) * len(question.own.operations) < 500_000:
+        yield (_answer(question, task) for task in tasks)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn"), _take, (work, limit)) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), _take, (question,)) as pool:
         yield pool.map(_answer_taken, tasks)
 
 
 # What the worker processes are asked about: given once to each, since it is large.
-_taken: list[tuple[Workload, int | None]] = []
+_taken: list[_Question] = []
 
 
-def _take(work: Workload, limit: int | None) -> None:
-    _taken.append((work, limit))
+def _take(question: _Question) -> None:
+    _taken.append(question)
 
 
 def _answer_taken(task: _Task) -> Run | int:
-    return _answer(*_taken[-1], task)
+    return _answer(_taken[-1], task)
 
 
-def _answer(work: Workload, limit: int | None, task: _Task) -> Run | int:
-    settings, at = task
-    return smallest_capacity(work, settings) if at is None else _simulate(work, settings, limit, DRIVERS[at]())
+def _answer(question: _Question, task: _Task) -> Run | int:
+    work = question.changed if task.changed else question.own
+    then = question.then if task.changed else None
+    if task.order is None:
+        return smallest_capacity(work, task.settings, then=then)
+    return _simulate(work, task.settings, question.limit, DRIVERS[task.order](), then=then)
 
 
-def _notes(work: Workload, again: Reproduction, slack: int, limit: int | None, released: bool) -> list[str]:
+def _notes(
+    snapshot: Snapshot,
+    device: int,
+    work: Workload,
+    again: Reproduction,
+    slack: int,
+    unknown: int,
+    limit: int | None,
+) -> list[str]:
     """List what the model cannot know of this recording."""
     notes = []
     if again.mismatches:
@@ -545,10 +631,18 @@ def _notes(work: Workload, again: Reproduction, slack: int, limit: int | None, r
             f"The model reserves other bytes than were recorded after {again.mismatches:,} of {again.allocations:,} "
             "allocations: take its figures with care."
         )
-        if limit is None and released:
+        if limit is None and (snapshot.replay[device].events["action"] == "segment_free").any():
             notes.append("It released its cache for requests that failed at first: give the limit with --capacity.")
     if not work.known:
-        notes.append("The recording began late: what was cached before it is unknown.")
+        notes.append(
+            "The recording began late: what was cached before it is unknown"
+            + (f"; the ranges allow for the {format_bytes(unknown)} that were reserved then." if unknown else ".")
+        )
+    if len(snapshot.pools) > 1 and (snapshot.replay[device].events["pool"] < 0).any():
+        notes.append(
+            "The events do not tell private pools: which requests went there is known only of blocks in segments that "
+            "are still there at the end."
+        )
     if slack:
         notes.append(
             "The recorded program emptied the cache; as cuDNN does when it tries algorithms, whose workspaces "

@@ -8,6 +8,7 @@ import click
 
 from snapana.cli.common import SizeType, card_options, facts, print_json, progress
 from snapana.errors import SnapanaError
+from snapana.units import format_bytes
 
 
 @click.command()
@@ -28,6 +29,12 @@ from snapana.errors import SnapanaError
     help="Call empty_cache() besides: after an event, each step, or each range of that annotation.",
 )
 @click.option("--preallocate", type=SizeType(), default=None, metavar="SIZE", help="Take and free one block first.")
+@click.option(
+    "--until",
+    default=None,
+    metavar="EVENT|NAME",
+    help="Let --conf hold up to an event, or the first range of that annotation; the recorded settings from there on.",
+)
 @card_options
 @click.option("--device", type=int, default=None, help="Only this device; all by default.")
 @click.option("--max-input", type=SizeType(), default="16GiB", help="Refuse more than this, decompressed.")
@@ -39,6 +46,7 @@ def whatif(
     smallest: bool,
     empty_cache_at: str | None,
     preallocate: int | None,
+    until: str | None,
     message: str | None,
     capacity: int | None,
     card: int | None,
@@ -56,9 +64,10 @@ def whatif(
       snapana whatif profil_vram.pickle --conf expandable_segments:True --conf max_split_size_mb:512
       snapana whatif profil_vram.pickle --sweep --capacity 24GiB
       snapana whatif profil_vram.pickle --preallocate 20GiB --empty-cache-at each-step
+      snapana whatif profil_vram.pickle --conf expandable_segments:True --until "## forward ##"
     """
     from snapana.analyses.overview import chosen_devices
-    from snapana.analyses.requests import changed, known_limit
+    from snapana.analyses.requests import changed, known_limit, turning_point
     from snapana.analyses.whatif import what_if
     from snapana.loading import load_any
     from snapana.snapshot.model import Snapshot
@@ -80,15 +89,25 @@ def whatif(
                 smallest=smallest,
                 workers=os.cpu_count() or 1,
                 change=changed(snapshot, number, empty_cache_at, preallocate),
+                until=None if until is None else turning_point(snapshot, number, until),
                 progress=tell,
             )
             for number in chosen_devices(snapshot, device)
         ]
+    changes = ", ".join(
+        text
+        for text in (
+            f"empty_cache() at {empty_cache_at}" if empty_cache_at else "",
+            f"{format_bytes(preallocate)} preallocated" if preallocate else "",
+            f"until {until}" if until else "",
+        )
+        if text
+    )
     if as_json:
         from snapana.report.whatif import whatif_document
 
-        print_json(whatif_document(found))
+        print_json(whatif_document(found, changes))
     else:
         from snapana.report.whatif import print_whatif
 
-        print_whatif(found)
+        print_whatif(found, changes)

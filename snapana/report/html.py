@@ -19,6 +19,7 @@ from snapana.analyses.peak import Peak
 from snapana.analyses.pins import pin_age
 from snapana.analyses.rules import CATEGORIES
 from snapana.analyses.sites import site_codes
+from snapana.analyses.whatif import briefly, limit_of
 from snapana.findings import Finding, verdict
 from snapana.frames import rows
 from snapana.report.charts import (
@@ -95,7 +96,30 @@ def _device(snapshot: Snapshot, device: DeviceOverview, found: list[Finding], se
         "steps": _step_rows(device),
         "steps_left_out": max(0, len(device.steps) - _MAX_STEPS),
         "space": None if device.space is None else _space(snapshot, device, device.space, selection),
+        "other_settings": _other_settings(snapshot, device),
         "profile": None if device.profile is None else _profile(device.profile, selection),
+    }
+
+
+def _other_settings(snapshot: Snapshot, device: DeviceOverview) -> dict[str, Any] | None:
+    """Ask the model of the allocator; None where it cannot tell."""
+    failed = device.fatal_oom
+    if snapshot.info.kind != "snapshot":
+        return None
+    found = briefly(snapshot, device.device, None if failed is None else limit_of(snapshot, failed))
+    if found is None:
+        return None
+    again, runs = found
+    recorded = runs[0]
+    best = min(runs, key=lambda run: (run.failed_at is not None, run.failed_again, run.peak_reserved))
+    return {
+        "again": again,
+        "failed": bool(recorded.failed_again),
+        "best": None if best is recorded or best.peak_reserved > 0.98 * recorded.peak_reserved else best,
+        "rows": [
+            {"run": run, "change": run.peak_reserved / max(recorded.peak_reserved, 1) - 1, "recorded": run is recorded}
+            for run in runs
+        ],
     }
 
 

@@ -12,10 +12,16 @@ from snapana.report.terminal import plain_console, text_table, write_heading
 from snapana.units import format_bytes, format_count
 
 
-def whatif_document(found: Sequence[WhatIf]) -> dict[str, Any]:
-    """Give the JSON document of ``snapana whatif``: the fullest device, and the others, if any, in ``others``."""
+def whatif_document(found: Sequence[WhatIf], changes: str = "") -> dict[str, Any]:
+    """Give the JSON document of ``snapana whatif``: the fullest device, and the others, if any, in ``others``.
+
+    Args:
+        found: answers, one for each device.
+        changes: what besides the settings is different in all runs but that of what was recorded.
+
+    """
     answers = sorted(found, key=lambda one: (-one.peak_reserved, one.device))
-    document = _object(answers[0])
+    document = {**_object(answers[0]), "changes": changes or None}
     if len(answers) > 1:
         document["others"] = [_object(one) for one in answers[1:]]
     return document
@@ -62,15 +68,15 @@ def _run(run: Run) -> dict[str, Any]:
     }
 
 
-def print_whatif(found: Sequence[WhatIf]) -> None:
-    """Print the answers on stdout."""
+def print_whatif(found: Sequence[WhatIf], changes: str = "") -> None:
+    """Print the answers on stdout; ``changes`` as above."""
     out = plain_console()
     for one in found:
         if len(found) > 1:
             write_heading(out, f"Device {one.device}")
         for line in _lines(one):
             out.print(Text(line))
-        out.print(text_table(_columns(one), [_row(one, run, number == 0) for number, run in enumerate(one.runs)]))
+        out.print(text_table(_columns(one), [_row(one, run, changes) for run in one.runs]))
         for note in one.notes:
             out.print(Text(note, style="dim"))
 
@@ -107,8 +113,9 @@ def _columns(found: WhatIf) -> list[tuple[str, bool]]:
     return [*columns, ("out of memory", False), ("settings", False)]
 
 
-def _row(found: WhatIf, run: Run, recorded: bool) -> list[str]:
+def _row(found: WhatIf, run: Run, changes: str) -> list[str]:
     base = found.runs[0].peak_reserved
+    recorded = run is found.runs[0]
     cells = [
         format_bytes(run.peak_reserved),
         f"{run.peak_reserved / base - 1:+.1%}" if base and not recorded else "",
@@ -123,4 +130,9 @@ def _row(found: WhatIf, run: Run, recorded: bool) -> list[str]:
     failed = "the recorded request" if run.failed_again else "no"
     if run.failed_at is not None:
         failed = f"at allocation {format_count(run.failed_at)}, {format_bytes(run.failed_bytes or 0)}"
-    return [*cells, failed, (run.conf or "default settings") + (" (recorded)" if recorded else "")]
+    name = run.conf or "default settings"
+    if recorded:
+        name += " (recorded)"
+    elif changes:
+        name += f", {changes}"
+    return [*cells, failed, name]

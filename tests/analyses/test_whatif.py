@@ -9,8 +9,10 @@ from snapana.allocator.driver import Downwards, Observed, Upwards
 from snapana.allocator.settings import AllocatorSettings, parse_conf
 from snapana.analyses.failure import Facts
 from snapana.analyses.oom import out_of_memory
-from snapana.analyses.requests import changed, known_limit
+from snapana.analyses.requests import changed, known_limit, turning_point
+from snapana.analyses.steps import steps
 from snapana.analyses.whatif import (
+    briefly,
     fitting,
     packed,
     reproduce,
@@ -158,3 +160,50 @@ def test_frame_and_notes() -> None:
 def test_nothing_recorded_is_said() -> None:
     with pytest.raises(SnapanaError, match="nothing to run again"):
         what_if(load_sample("no_history"), 0)
+
+
+def test_what_was_recorded_stays_beside_what_is_changed() -> None:
+    snapshot = load_sample("train_adam")
+    found = what_if(snapshot, 0, change=changed(snapshot, 0, None, 2 * GIB))
+    recorded, other = found.runs
+    assert recorded.peak_reserved == found.peak_reserved < 2 * GIB
+    assert other.peak_reserved >= 2 * GIB
+    assert (recorded.conf, other.conf) == ("", "")
+    assert other.segments < recorded.segments
+    assert changed(snapshot, 0, None, None) is None
+
+
+def test_a_setting_for_a_phase() -> None:
+    snapshot = load_sample("frag_basic")
+    last = len(snapshot.replay[0].events)
+    conf = ["expandable_segments:True"]
+    never, half, always = (what_if(snapshot, 0, conf, until=event).runs[1] for event in (0, last // 2, last))
+    assert never.peak_reserved == what_if(snapshot, 0).peak_reserved
+    assert always == what_if(snapshot, 0, conf).runs[1]
+    assert always.peak_reserved != never.peak_reserved
+    assert half.segments not in {never.segments, always.segments}
+    annotated = load_sample("train_adam")
+    first = int(steps(annotated, 0, "## forward ##").table["start_event"].iloc[0])
+    assert turning_point(annotated, 0, "## forward ##") == first
+    assert turning_point(annotated, 0, "17") == 17
+    with pytest.raises(SnapanaError, match=r"usage\.at"):
+        turning_point(annotated, 0, "99999999")
+
+
+def test_what_was_cached_before_a_late_recording_is_in_the_range() -> None:
+    found = what_if(load_sample("train_truncated"), 0)
+    run = found.runs[0]
+    assert run.peak_reserved < found.peak_reserved <= run.high
+    assert any("began late" in note for note in found.notes)
+
+
+def test_a_short_answer_for_the_report() -> None:
+    found = briefly(load_sample("llm_oom"), 0, 149_157_838_848)
+    assert found is not None
+    again, runs = found
+    assert again.mismatches == 0
+    fits = {run.conf for run in runs if run.failed_at is None and not run.failed_again}
+    assert {"expandable_segments:True", "max_split_size_mb:512"} <= fits
+    assert "" not in fits
+    assert briefly(load_sample("train_late"), 0, None) is None
+    assert briefly(load_sample("no_history"), 0, None) is None

@@ -168,3 +168,10 @@ def test_sentences_stand_apart(name: str) -> None:
     """The templates' blocks take the line's end with them."""
     text = "".join(parse(page_of(load_sample(name))).text)
     assert re.findall(r"[a-z)]\.[A-Z][a-z]+ [a-z]+", text) == []
+
+
+def test_other_settings_are_shown() -> None:
+    text = " ".join(" ".join(parse(page_of(load_sample("llm_oom"))).text).split())
+    assert "expandable_segments:True would have held the recorded requests in 130.39 GiB" in text
+    assert "and the request that failed" in text
+    assert "What other allocator settings" not in page_of(load_sample("train_late"))
