@@ -19,6 +19,7 @@ _COMMANDS = {
     "fragmentation": ("snapana.cli.parts", "What was reserved but not used, and which blocks keep it."),
     "leaks": ("snapana.cli.parts", "Lines whose memory grows with every step."),
     "oom": ("snapana.cli.parts", "Why an allocation failed."),
+    "compare": ("snapana.cli.compare", "What differs between two runs, by line of code, and why."),
     "whatif": ("snapana.cli.whatif", "What other allocator settings would have done."),
     "plan": ("snapana.cli.plan", "What other batch sizes would need, and the largest that fits."),
 }

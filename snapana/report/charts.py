@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
 
 # Stand-in for matplotlib -> what the page's CSS says.
 _INK, _FAINT = "#010101", "#020202"
@@ -36,6 +37,7 @@ _PAINT = {
     **{f"#0800{number:02x}": f"var(--c{number})" for number in range(8)},
     "#0900ff": "var(--cx)",
 }
+_RUNS = tuple(f"#0800{number:02x}" for number in range(8))
 _BAND = {**{f"c{number}": f"#0800{number:02x}" for number in range(8)}, "cx": "#0900ff"}
 _ALLOCATED, _RESERVED, _ACTIVE, _BAD, _KEPT = "#030303", "#040404", "#050505", "#060606", "#070707"
 
@@ -119,6 +121,44 @@ def memory_curve(curves: dict[str, IntArray], marks: Sequence[Mark], steps: Sequ
     _place_marks(axes, x, curves["allocated"] / scale, marks, top / scale)
     axes.legend(loc="upper left", frameon=False, ncols=3, labelcolor=_INK, fontsize=9, borderaxespad=0.2)
     return _svg(figure, "Bytes allocated and reserved over the window")
+
+
+def comparison_curve(curves: Sequence[tuple[str, FloatArray, IntArray, IntArray | None]], axis: str) -> str:
+    """Draw what two or more runs allocated and reserved over a common axis.
+
+    Args:
+        curves: for each run its name, the place of each value on the axis, allocated and, where known, reserved bytes.
+        axis: what the axis counts.
+
+    Returns:
+        An ``<svg>`` element.
+
+    """
+    figure, axes = _figure(10, 3.4)
+    top = max(1, *(int(values.max()) for _, _, *both in curves for values in both if values is not None))
+    scale, unit = _scale(top)
+    for number, (name, x, allocated, reserved) in enumerate(curves):
+        # Dollars would begin a formula.
+        name = name.replace("$", r"\$")
+        colour = _RUNS[number % len(_RUNS)]
+        for values, style, what in ((allocated, "-", "allocated"), (reserved, (0, (4, 2)), "reserved")):
+            if values is None:
+                continue
+            at = thin(values)
+            axes.step(
+                x[at],
+                values[at] / scale,
+                where="post",
+                color=colour,
+                linewidth=1.1,
+                linestyle=style,
+                label=f"{name}, {what}",
+            )
+    axes.set_ylim(0, top / scale * 1.25)
+    axes.set_xlabel(axis, color=_INK)
+    axes.set_ylabel(unit, color=_INK)
+    axes.legend(loc="upper left", frameon=False, ncols=2, labelcolor=_INK, fontsize=8.5, borderaxespad=0.2)
+    return _svg(figure, "Bytes allocated and reserved, run beside run")
 
 
 def _waiting(curves: dict[str, IntArray]) -> int:

@@ -54,7 +54,7 @@ def _figures(device: DeviceOverview) -> list[str]:
     cache = None if device.space is None else device.space.fragmentation
     used = None if cache is None else cache.utilization
     utilization = "unknown" if used is None else f"{used:.1%}"
-    return _table(
+    return table(
         ("peak allocated", "peak reserved", "end allocated", "unreleasable", "utilization"),
         [
             (
@@ -73,7 +73,7 @@ def _sites(live: Peak, selection: Selection) -> list[str]:
     shown, others = top_sites(live.sites, Selection(most, selection.min_size))
     body = [(format_bytes(row.bytes), format_count(row.blocks), escape(row.site)) for row in rows(shown)]
     body += [(format_bytes(others), "", "others"), (format_bytes(live.allocated), "", "**allocated**")]
-    return _table(("bytes", "blocks", "site"), body)
+    return table(("bytes", "blocks", "site"), body)
 
 
 def _stack(snapshot: Snapshot, live: Peak) -> list[str]:
@@ -95,8 +95,11 @@ def _stack(snapshot: Snapshot, live: Peak) -> list[str]:
     ]
 
 
-def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [_row(heading), _row(["---:"] * (len(heading) - 1) + ["---"]), *map(_row, rows)]
+def table(heading: Sequence[str], rows: Iterable[Sequence[str]], *, left: int | None = None) -> list[str]:
+    """Write a table whose cells are escaped already: one column, by default the last, is text, the others figures."""
+    text = len(heading) - 1 if left is None else left
+    kinds = ["---" if number == text else "---:" for number in range(len(heading))]
+    return [_row(heading), _row(kinds), *map(_row, rows)]
 
 
 def _row(cells: Sequence[str]) -> str:

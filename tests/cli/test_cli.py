@@ -454,3 +454,40 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
         assert "snapana: " in capsys.readouterr().err
     assert main(["plan", sample("train_adam").replace(".pickle.xz", ".trace.json.xz"), "--batch", "8"]) == 2
     assert "[input.not_a_snapshot]" in capsys.readouterr().err
+
+
+def test_compare(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pair = (sample("train_adam"), sample("train_b16"))
+    found = run_json(capsys, "compare", *pair)
+    assert set(found) >= {"base", "other", "delta", "sites", "verdict"}
+    assert found["delta"]["peak_allocated_bytes"] == 1_628_081_664 - 1_016_139_264
+    assert sum(site["delta_bytes"] for site in found["sites"]) == found["delta"]["peak_allocated_bytes"]
+    for side, peak in (("base", 1_016_139_264), ("other", 1_628_081_664)):
+        assert found[side]["peak"]["allocated_bytes"] == peak
+        assert {"input", "peak", "end", "fragmentation"} <= set(found[side])
+    assert "the batch looks twice as large" in found["verdict"]
+    code, out, _ = run(capsys, "compare", *pair)
+    assert (code, out.splitlines()[0].endswith("the batch looks twice as large.")) == (0, True)
+    code, out, _ = run(capsys, "compare", *pair, "--markdown")
+    assert (code, len(out.splitlines()) <= 60, "<details>" in out) == (0, True, True)
+    page = tmp_path / "page.html"
+    assert main(["compare", *pair, sample("train_b4"), "-o", str(page)]) == 0
+    assert main(["compare", *pair, "-o", str(page)]) == 2
+    assert "twice as large" in page.read_text()
+    assert "and 1 more against" in page.read_text()
+    code, out, _ = run(capsys, "compare", pair[0], pair[0])
+    assert (code, out.splitlines()[0]) == (0, "No difference.")
+    three = run_json(capsys, "compare", *pair, sample("train_b4"))
+    assert [run["other"]["input"]["name"] for run in three["runs"]] == ["train_b16.pickle.xz", "train_b4.pickle.xz"]
+    trace = sample("train_adam").replace(".pickle.xz", ".trace.json.xz")
+    mixed = run_json(capsys, "compare", pair[0], trace)
+    assert mixed["delta"]["peak_reserved_bytes"] == 0
+    assert any("profiler trace" in note for note in mixed["notes"])
+
+
+def test_compare_speaks_up_when_allocated_and_reserved_part(capsys: pytest.CaptureFixture[str]) -> None:
+    pair = (sample("train_adam"), sample("train_checkpoint"))
+    code, out, _ = run(capsys, "compare", *pair)
+    assert (code, "allocated -37%, reserved -18%" in out.splitlines()[1]) == (0, True)
+    assert main(["compare", *pair, "--strict-reserved"]) == 1
+    assert main(["compare", sample("train_b4"), sample("train_b16"), "--strict-reserved"]) == 0
