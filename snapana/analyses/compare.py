@@ -107,6 +107,12 @@ class Comparison:
             means = "the cache is filled better"
         return f"allocated {percent(allocated)}, reserved {percent(reserved)}: {means}"
 
+    @property
+    def looser(self) -> bool:
+        """Whether reserved moved up against allocated, by more than 5% of the base."""
+        allocated, reserved = self._shares()
+        return allocated is not None and reserved is not None and reserved - allocated > APART
+
     def _shares(self) -> tuple[float | None, float | None]:
         base, reserved = self.base.device.peak.allocated, self.base.device.peak_reserved
         return (

@@ -20,6 +20,7 @@ _COMMANDS = {
     "leaks": ("snapana.cli.parts", "Lines whose memory grows with every step."),
     "oom": ("snapana.cli.parts", "Why an allocation failed."),
     "compare": ("snapana.cli.compare", "What differs between two runs, by line of code, and why."),
+    "check": ("snapana.cli.check", "Hold a run against limits or an earlier run, for CI."),
     "whatif": ("snapana.cli.whatif", "What other allocator settings would have done."),
     "plan": ("snapana.cli.plan", "What other batch sizes would need, and the largest that fits."),
 }

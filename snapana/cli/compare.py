@@ -36,7 +36,7 @@ from snapana.errors import SnapanaError
     default=None,
     help="What the curves are laid over; by default steps where there are some, else the fraction of the window.",
 )
-@click.option("--strict-reserved", is_flag=True, help="Exit with 1 if allocated and reserved move apart by over 5%.")
+@click.option("--strict-reserved", is_flag=True, help="Exit with 1 if reserved grows over 5% more than allocated.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--markdown", is_flag=True, help="Print Markdown, to paste into a ticket.")
 def compare(
@@ -102,7 +102,7 @@ def compare(
         from snapana.report.compare import print_comparisons
 
         print_comparisons(found, selection)
-    return 1 if strict_reserved and any(one.apart for one in found) else 0
+    return 1 if strict_reserved and any(one.looser for one in found) else 0
 
 
 def tell_apart(paths: Sequence[str]) -> list[str]:

@@ -1,0 +1,101 @@
+"""Results of a gate as text, JSON and JUnit XML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+from rich.text import Text
+
+from snapana.analyses.check import Check
+from snapana.report.terminal import plain_console, text_table
+from snapana.units import format_bytes
+
+
+def check_document(found: Sequence[Check], apart: str) -> dict[str, Any]:
+    """Give the JSON document of ``snapana check``."""
+    return {
+        "passed": all(one.passed for one in found),
+        "checks": [
+            {
+                "name": one.name,
+                "device": one.device,
+                "limit": one.limit,
+                "value": one.value,
+                "passed": one.passed,
+                "why": one.why or None,
+                "sites": [{"site": site.site, "bytes": site.bytes} for site in one.sites],
+            }
+            for one in found
+        ],
+        "apart": apart or None,
+    }
+
+
+def print_checks(found: Sequence[Check], apart: str) -> None:
+    """Print what failed and by which lines; nothing if nothing did, but for figures that move apart."""
+    out = plain_console()
+    failed = [one for one in found if not one.passed]
+    if failed:
+        several = len({one.device for one in found}) > 1
+        columns = [("check", False), ("limit", True), ("value", True), ("", False)]
+        rows = [
+            [
+                _name(one, several=several),
+                _figure(one, one.limit),
+                _figure(one, one.value),
+                "passed" if one.passed else "FAILED",
+            ]
+            for one in found
+        ]
+        out.print(text_table(columns, rows))
+    for one in failed:
+        out.print()
+        out.print(Text(one.why, style="bold"))
+        for site in one.sites:
+            out.print(Text(f"  {format_bytes(site.bytes):>12}  {site.site}"))
+    if apart:
+        out.print(Text(f"Note: {apart}."))
+
+
+def junit(found: Sequence[Check], name: str) -> str:
+    """Write JUnit XML, as CI pages read it: one test case for each check.
+
+    The format is that of the JUnit task of Apache Ant.
+    """
+    suite = ElementTree.Element(
+        "testsuite",
+        {
+            "name": "snapana",
+            "tests": str(len(found)),
+            "failures": str(sum(not one.passed for one in found)),
+            "errors": "0",
+            "skipped": "0",
+        },
+    )
+    for one in found:
+        case = ElementTree.SubElement(
+            suite, "testcase", {"classname": f"snapana.{name}", "name": _name(one, several=True), "time": "0"}
+        )
+        if not one.passed:
+            failure = ElementTree.SubElement(case, "failure", {"message": one.why, "type": one.name})
+            lines = [f"limit {_figure(one, one.limit)}, value {_figure(one, one.value)}"]
+            lines += [f"{format_bytes(site.bytes)} {site.site}" for site in one.sites]
+            failure.text = "\n".join(lines)
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _name(one: Check, *, several: bool) -> str:
+    return f"{one.name}, device {one.device}" if several else one.name
+
+
+def _figure(one: Check, value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    if one.name == "min_utilization":
+        return f"{value:.1%}"
+    return format_bytes(value) + (" a step" if one.name == "max_leak" else "")
