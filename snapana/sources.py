@@ -126,7 +126,11 @@ def _read(path: str | os.PathLike[str], max_input: int) -> tuple[str, Path | Non
     except FileNotFoundError:
         raise SnapanaError("input.not_found", f"There is no file {text}.") from None
     except IsADirectoryError:
-        raise SnapanaError("input.is_directory", f"{text} is a folder.", "Name one file in it.") from None
+        raise SnapanaError(
+            "input.is_directory",
+            f"{text} is a folder.",
+            "Name one file in it; snapana summary and report take a folder whole.",
+        ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SnapanaError("input.unreadable", f"Cannot read {text}: {reason}.") from None

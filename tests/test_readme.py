@@ -37,6 +37,9 @@ def test_commands_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
             log.write_text(truth_of("other_process")["oom_message"])
             command[command.index("train.log")] = str(log)
         if any("sample_traces/" in word for word in command):
+            for option in ("-o", "--junit"):
+                if option in command:
+                    command[command.index(option) + 1] = str(tmp_path / command[command.index(option) + 1])
             extra = ["-o", f"{tmp_path}/page.html", "--force"] if command[0] == "report" else []
             assert main([*command, *extra]) == 0, command
     capsys.readouterr()

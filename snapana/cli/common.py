@@ -16,6 +16,7 @@ from snapana.units import parse_size
 
 if TYPE_CHECKING:
     from snapana.analyses.failure import Facts
+    from snapana.analyses.job import Job
     from snapana.analyses.rules import Rule
     from snapana.report.select import Selection
 
@@ -187,6 +188,25 @@ def progress() -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status("Starting ...") as status:
         yield lambda text: status.update(f"{text} ...")
+
+
+def load_job(folder: Path, known: dict[str, Any]) -> Job:
+    """Read a folder of ranks.
+
+    Raises:
+        SnapanaError: ``usage.folder`` for options that go with one file only.
+
+    """
+    from snapana.analyses.job import read_job
+
+    alone = {"at", "device", "rules", "trace"}
+    given = [name for name in alone if known.get(name) not in (None, ())]
+    if given:
+        raise SnapanaError("usage.folder", f"--{given[0]} goes with one file, not with a folder.")
+    with progress() as tell:
+        return read_job(
+            folder, max_input=known["max_input"], step=known.get("step"), workers=os.cpu_count() or 1, progress=tell
+        )
 
 
 def check_new(path: Path, *, force: bool) -> None:

@@ -14,6 +14,7 @@ from snapana.cli.common import (
     default_output,
     dims_option,
     input_options,
+    load_job,
     print_json,
     progress,
     read_options,
@@ -44,7 +45,8 @@ def report(
 ) -> None:
     """Write what filled the GPU's memory as one self-contained HTML file.
 
-    INPUT is a memory snapshot (.pickle, also .gz, .xz, .zst, .zip), a memory-viz HTML page, or - for stdin.
+    INPUT is a memory snapshot (.pickle, also .gz, .xz, .zst, .zip), a profiler trace, a memory-viz HTML page, or - for
+    stdin. A folder is a job: a page with all its ranks.
     The page opens from disk, offline, and loads nothing: attach it to a bug ticket.
 
     \b
@@ -58,14 +60,25 @@ def report(
     from snapana.report.timeline import render_timeline
     from snapana.trace.model import Timeline
 
-    target = default_output(input, ".html") if output is None else Path(output)
+    folder = Path(input).is_dir()
+    target = (
+        default_output(str(Path(input).resolve()) if folder else input, ".html") if output is None else Path(output)
+    )
     if output != "-":
         check_new(target, force=force)
     selection, known = read_options(options)
-    with progress() as tell:
-        found = analyse(input, progress=tell, **known)
-        tell("Writing the report")
-        page = render_timeline(found) if isinstance(found, Timeline) else render_report(found, judge(found), selection)
+    if folder:
+        from snapana.report.job import render_job
+
+        page = render_job(load_job(Path(input), known), selection)
+    else:
+        with progress() as tell:
+            found = analyse(input, progress=tell, **known)
+            tell("Writing the report")
+            if isinstance(found, Timeline):
+                page = render_timeline(found)
+            else:
+                page = render_report(found, judge(found), selection)
     if output == "-":
         click.echo(page, nl=False)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +11,7 @@ from snapana.cli.common import (
     card_options,
     dims_option,
     input_options,
+    load_job,
     print_json,
     progress,
     read_options,
@@ -39,12 +41,14 @@ def summary(
 ) -> None:
     """Print peak, fragmentation, leaks and out-of-memory events of INPUT in short.
 
-    INPUT is a memory snapshot (.pickle, also .gz, .xz, .zst, .zip), a memory-viz HTML page, or - for stdin.
+    INPUT is a memory snapshot (.pickle, also .gz, .xz, .zst, .zip), a profiler trace, a memory-viz HTML page, or - for
+    stdin. A folder is a job: one table of all its ranks, and what the odd ones do that the others do not.
 
     \b
     Examples:
       snapana summary profil_vram.pickle
       snapana summary profil_vram.pickle --json | jq .findings
+      snapana summary runs/monday/
     """
     from snapana.cli.analyse import analyse
     from snapana.findings import judge
@@ -53,6 +57,9 @@ def summary(
     if as_json and markdown:
         raise click.UsageError("--json and --markdown exclude each other.")
     selection, known = read_options(options)
+    if Path(input).is_dir():
+        _job(Path(input), known, as_json=as_json, markdown=markdown)
+        return
     with progress() as tell:
         results = analyse(input, progress=tell, **known)
     if isinstance(results, Timeline):
@@ -71,6 +78,18 @@ def summary(
         from snapana.report.text import print_summary
 
         print_summary(results, found, selection)
+
+
+def _job(folder: Path, known: dict[str, Any], *, as_json: bool, markdown: bool) -> None:
+    from snapana.report.job import job_document, job_markdown, print_job
+
+    job = load_job(folder, known)
+    if as_json:
+        print_json(job_document(job))
+    elif markdown:
+        click.echo(job_markdown(job))
+    else:
+        print_job(job)
 
 
 def _timeline(timeline: Timeline, *, as_json: bool, markdown: bool) -> None:

@@ -279,12 +279,13 @@ def render_comparison(found: Sequence[Comparison], selection: Selection, axis: s
         figures=_figures(found),
         several=len(found) > 1,
         chart=Markup(comparison_curve(curves, counted)) if curves else None,
-        runs=[_page_run(one, selection) for one in found],
+        runs=[page_run(one, selection) for one in found],
         notes=list(dict.fromkeys(note for one in found for note in one.notes)),
     )
 
 
-def _page_run(found: Comparison, selection: Selection) -> dict[str, Any]:
+def page_run(found: Comparison, selection: Selection) -> dict[str, Any]:
+    """Prepare one comparison for a page."""
     differ = found.sites[found.sites["delta"] != 0]
     shown = limited(differ[differ["delta"].abs() >= selection.min_size], selection)
     most = max(int(found.sites["delta"].abs().max()) if len(found.sites) else 0, 1)
