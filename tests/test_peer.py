@@ -5,10 +5,12 @@ from __future__ import annotations
 import lzma
 import pickle
 import re
+from pathlib import Path
 
 import pytest
 
 from snapana.analyses.overview import overview
+from snapana.cli import main
 from tests.conftest import SAMPLES, load_sample
 
 viz = pytest.importorskip("torch.cuda._memory_viz", reason="torch is not installed (pip install 'snapana[peer]')")
@@ -27,3 +29,14 @@ def test_totals_are_those_of_segsum(name: str) -> None:
     assert said["segments"] == str(len(snapshot.replay[0].layout(len(snapshot.events) - 1).segments))
     assert said["total_reserved"] == repr(viz.Bytes(end.reserved))
     assert said["total_allocated"] == repr(viz.Bytes(int(live["requested"].sum())))
+
+
+def test_a_redacted_file_opens_in_pytorchs_viewer(tmp_path: Path) -> None:
+    clean = tmp_path / "clean.pickle"
+    assert main(["convert", str(SAMPLES / "train_adam.pickle.xz"), str(clean), "--redact"]) == 0
+    original = pickle.loads(lzma.decompress((SAMPLES / "train_adam.pickle.xz").read_bytes()))
+    document = pickle.loads(clean.read_bytes())
+    assert viz.segsum(document) == viz.segsum(original)
+    page = viz.trace_plot(document)
+    assert len(page) > 10_000
+    assert viz.trace(document) == viz.trace(original)

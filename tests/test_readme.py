@@ -40,6 +40,8 @@ def test_commands_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
             for option in ("-o", "--junit"):
                 if option in command:
                     command[command.index(option) + 1] = str(tmp_path / command[command.index(option) + 1])
+            if command[0] == "convert":
+                command[2] = str(tmp_path / command[2])
             extra = ["-o", f"{tmp_path}/page.html", "--force"] if command[0] == "report" else []
             assert main([*command, *extra]) == 0, command
     capsys.readouterr()

@@ -19,6 +19,7 @@ from snapana.analyses.compare import Comparison, compare, fullest_device
 from snapana.analyses.overview import Overview, overview
 from snapana.errors import SnapanaError
 from snapana.loading import load_any
+from snapana.redact import Redactor
 from snapana.trace.model import Timeline, Trace
 
 IntArray = npt.NDArray[np.int64]
@@ -102,6 +103,7 @@ class Job:
         typical: that in the middle; None where none could be read.
         outliers: the odd ones, the highest peak first.
         more_outliers: how many more there are.
+        redacted: how many different things of each kind were replaced; None where nothing was to be.
 
     """
 
@@ -110,6 +112,7 @@ class Job:
     typical: Rank | None
     outliers: tuple[Outlier, ...]
     more_outliers: int
+    redacted: dict[str, int] | None = None
 
 
 def job_files(folder: Path) -> list[Path]:
@@ -136,6 +139,7 @@ def read_job(
     *,
     max_input: int,
     step: str | None = None,
+    redactor: Redactor | None = None,
     workers: int = 1,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Job:
@@ -145,6 +149,7 @@ def read_job(
         folder: of one job.
         max_input: most bytes of one file after decompression.
         step: annotation whose ranges are steps.
+        redactor: replaces names.
         workers: processes to read with, where there is much to read.
         progress: told what is being done.
 
@@ -160,6 +165,8 @@ def read_job(
             ranks.append(rank)
             progress(f"Read {number + 1} of {len(files)} ranks")
     ranks = sorted(_numbered(ranks), key=lambda one: (one.rank is None, one.rank, one.name))
+    if redactor is not None:
+        ranks = [replace(one, name=f"file {at + 1}", error=redactor.scrub(one.error)) for at, one in enumerate(ranks)]
     read = [one for one in ranks if not one.error]
     if not read:
         raise SnapanaError("input.no_recordings", f"No file of {folder} can be read: {ranks[0].name}: {ranks[0].error}")
@@ -171,11 +178,20 @@ def read_job(
     outliers = []
     if odd:
         progress("Comparing the odd ranks")
-        base = _overview(typical.path, max_input, step)
+        base = _overview(typical.path, max_input, step, redactor)
         for one, reasons in odd[:_MOST_ODD]:
-            found = compare(base, _overview(one.path, max_input, step), (_called(typical), _called(one)))
+            theirs = _overview(one.path, max_input, step, redactor)
+            found = compare(base, theirs, (_called(typical), _called(one)))
             outliers.append(Outlier(one, reasons, found))
-    return Job(folder.resolve().name, tuple(ranks), typical, tuple(outliers), max(0, len(odd) - _MOST_ODD))
+    name = folder.resolve().name if redactor is None else "job"
+    return Job(
+        name,
+        tuple(ranks),
+        typical,
+        tuple(outliers),
+        max(0, len(odd) - _MOST_ODD),
+        None if redactor is None else redactor.counts,
+    )
 
 
 def _called(rank: Rank) -> str:
@@ -194,8 +210,10 @@ def _pool(tasks: Sequence[_Task], workers: int) -> Iterator[Iterator[Rank]]:
         yield pool.map(_read, tasks)
 
 
-def _overview(path: str, max_input: int, step: str | None) -> Overview:
+def _overview(path: str, max_input: int, step: str | None, redactor: Redactor | None = None) -> Overview:
     loaded = load_any(path, max_input=max_input)
+    if redactor is not None:
+        loaded = redactor.model(loaded)
     if isinstance(loaded, Timeline):
         raise SnapanaError("input.timeline", "it is an exported memory timeline, which knows no lines of code.")
     try:

@@ -163,6 +163,7 @@ class Overview:
         facts: what was known besides the file.
         trace: the trace that the model was made from; None for a snapshot.
         joins: by device, how a trace given beside the snapshot fits it.
+        redacted: how many different things of each kind were replaced; None where nothing was to be.
 
     """
 
@@ -171,6 +172,7 @@ class Overview:
     facts: Facts
     trace: Trace | None = None
     joins: tuple[Join, ...] = ()
+    redacted: dict[str, int] | None = None
 
     @property
     def events(self) -> int:

@@ -10,6 +10,7 @@ from snapana.analyses.failure import Facts
 from snapana.analyses.overview import Overview, overview
 from snapana.errors import SnapanaError
 from snapana.loading import load_any, load_trace
+from snapana.redact import Redactor
 from snapana.snapshot.model import Snapshot
 from snapana.trace.model import Timeline, Trace
 
@@ -21,6 +22,8 @@ def analyse(
     progress: Callable[[str], None],
     trace: str | None = None,
     facts: Facts | None = None,
+    redactor: Redactor | None = None,
+    called: str = "",
     **options: Any,
 ) -> Overview | Timeline:
     """Load and analyse a snapshot or a trace; a timeline is given as it is.
@@ -31,6 +34,8 @@ def analyse(
         progress: told what is being done.
         trace: path of a trace of the same run, to be joined with a snapshot.
         facts: what is known besides; a trace knows the card's size.
+        redactor: replaces names in what was read, before anything looks at it.
+        called: name of a redacted file.
         **options: of ``overview``.
 
     Raises:
@@ -38,6 +43,8 @@ def analyse(
 
     """
     loaded = load_any(input, max_input=max_input, progress=progress)
+    if redactor is not None:
+        loaded = redactor.model(loaded, called)
     if trace is not None and not isinstance(loaded, Snapshot):
         raise SnapanaError("usage.trace", "--trace goes with a memory snapshot.", "Give the snapshot as INPUT.")
     if isinstance(loaded, Timeline):
@@ -46,16 +53,24 @@ def analyse(
     if isinstance(loaded, Trace):
         from snapana.analyses.traces import trace_overview
 
-        return trace_overview(loaded, facts=known, progress=progress, **options)
+        return _marked(trace_overview(loaded, facts=known, progress=progress, **options), redactor)
     if trace is None:
-        return overview(loaded, facts=known, progress=progress, **options)
+        return _marked(overview(loaded, facts=known, progress=progress, **options), redactor)
     from snapana.analyses.traces import with_trace
 
     beside = load_trace(trace, max_input=max_input, progress=progress)
+    if redactor is not None:
+        beside = redactor.model(beside)
     if known.card is None:
         card = next((one.total_memory for one in beside.devices if one.device == loaded.devices[0]), None)
         known = replace(known, card=card)
-    return with_trace(overview(loaded, facts=known, progress=progress, **options), beside, progress)
+    whole = with_trace(overview(loaded, facts=known, progress=progress, **options), beside, progress)
+    return _marked(whole, redactor)
+
+
+def _marked(results: Overview, redactor: Redactor | None) -> Overview:
+    """Let results say how much of them was replaced."""
+    return results if redactor is None else replace(results, redacted=redactor.counts)
 
 
 def only_overview(found: Overview | Timeline) -> Overview:

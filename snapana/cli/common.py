@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from snapana.analyses.failure import Facts
     from snapana.analyses.job import Job
     from snapana.analyses.rules import Rule
+    from snapana.redact import Redactor
     from snapana.report.select import Selection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -90,6 +91,24 @@ rules_option = click.option(
 trace_option = click.option(
     "--trace", default=None, metavar="FILE", help="A profiler trace of the same run: adds operators and modules."
 )
+
+
+def redact_options(command: Command) -> Command:
+    """Add what makes outputs fit for strangers."""
+    for option in (
+        click.option(
+            "--redact-list", default=None, metavar="FILE", help="Write which placeholder stands for what; keep it."
+        ),
+        click.option(
+            "--redact",
+            is_flag=True,
+            help="Replace names of users, hosts and folders, and texts; figures stay.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 dims_option = click.option(
     "--dims",
     default=None,
@@ -111,6 +130,9 @@ def read_options(options: dict[str, Any]) -> tuple[Selection, dict[str, Any]]:
     selection = Selection(known.pop("top") or None, known.pop("min_size"), dims_from(known.pop("dims", None)))
     if "message" in known:
         known["facts"] = facts(known.pop("message"), known.pop("capacity"), known.pop("card"))
+    if "redact" in known:
+        known["redactor"] = redactor_of(known.pop("redact"), known["redact_list"])
+        known.pop("redact_list")
     if "rules" in known:
         known["rules"] = rules_from(known["rules"])
     return selection, known
@@ -132,6 +154,28 @@ def rules_from(path: str | None) -> tuple[Rule, ...]:
     from snapana.analyses.rules import read_rules
 
     return read_rules(Path(path))
+
+
+def redactor_of(redact: bool, listed: str | None) -> Redactor | None:
+    """Give what redacts, if that was asked for."""
+    if listed is not None:
+        check_new(Path(listed), force=False)
+    if not redact and listed is None:
+        return None
+    from snapana.redact import Redactor
+
+    return Redactor()
+
+
+def tell_redacted(redactor: Redactor | None, listed: str | None) -> None:
+    """Say on stderr how much was replaced, and write the list if it was asked for."""
+    if redactor is None:
+        return
+    from snapana.redact import summary_of
+
+    click.echo(f"Redacted {summary_of(redactor)}", err=True)
+    if listed is not None:
+        write_new(Path(listed), "".join(f"{line}\n" for line in redactor.lines()), force=False)
 
 
 def facts(message: str | None, capacity: int | None, card: int | None) -> Facts:
@@ -205,7 +249,12 @@ def load_job(folder: Path, known: dict[str, Any]) -> Job:
         raise SnapanaError("usage.folder", f"--{given[0]} goes with one file, not with a folder.")
     with progress() as tell:
         return read_job(
-            folder, max_input=known["max_input"], step=known.get("step"), workers=os.cpu_count() or 1, progress=tell
+            folder,
+            max_input=known["max_input"],
+            step=known.get("step"),
+            redactor=known.get("redactor"),
+            workers=os.cpu_count() or 1,
+            progress=tell,
         )
 
 
@@ -223,14 +272,14 @@ def _exists(path: Path) -> SnapanaError:
     return SnapanaError("output.exists", f"{path} exists.", "Use --force to replace it, or -o.")
 
 
-def write_new(path: Path, content: str, *, force: bool) -> None:
+def write_new(path: Path, content: str | bytes, *, force: bool) -> None:
     """Write a file, whole or not at all; never over another one without ``force``.
 
     Raises:
         SnapanaError: ``output.exists``, ``output.unwritable``.
 
     """
-    data = content.encode()
+    data = content.encode() if isinstance(content, str) else content
     draft = path.with_name(f".{path.name}.{os.getpid()}") if force else path
     made = False
     try:

@@ -15,8 +15,10 @@ from snapana.cli.common import (
     print_json,
     progress,
     read_options,
+    redact_options,
     rules_option,
     step_option,
+    tell_redacted,
     write_new,
 )
 from snapana.errors import SnapanaError
@@ -28,6 +30,7 @@ from snapana.errors import SnapanaError
 @step_option
 @rules_option
 @click.option("-o", "--output", default=None, metavar="FILE", help="Write an HTML page; - for stdout.")
+@redact_options
 @click.option("--html", is_flag=True, help="Write an HTML page named after the two.")
 @click.option("--force", is_flag=True, help="Replace the output if it exists.")
 @click.option(
@@ -76,12 +79,16 @@ def compare(
             check_new(target, force=force)
     selection, known = read_options(options)
     names = tell_apart([input, *others])
+    if known["redactor"] is not None:
+        names = ["base", "other"] if len(others) == 1 else ["base", *(f"run {at + 2}" for at in range(len(others)))]
     with progress() as tell:
         read = []
         for path, name in zip([input, *others], names, strict=True):
             tell(f"Reading {name}")
-            read.append(only_overview(analyse(path, progress=tell, **known)))
+            called = name if known["redactor"] is not None else ""
+            read.append(only_overview(analyse(path, progress=tell, called=called, **known)))
         found = [compare_two(read[0], one, (names[0], name)) for one, name in zip(read[1:], names[1:], strict=True)]
+    tell_redacted(known["redactor"], options["redact_list"])
     if target is not None:
         from snapana.report.compare import render_comparison
 

@@ -15,8 +15,10 @@ from snapana.cli.common import (
     print_json,
     progress,
     read_options,
+    redact_options,
     rules_option,
     step_option,
+    tell_redacted,
     trace_option,
 )
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 @rules_option
 @dims_option
 @trace_option
+@redact_options
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON document (schema 1).")
 @click.option("--markdown", is_flag=True, help="Print Markdown, to paste into a ticket.")
 def summary(
@@ -62,6 +65,7 @@ def summary(
         return
     with progress() as tell:
         results = analyse(input, progress=tell, **known)
+    tell_redacted(known["redactor"], options["redact_list"])
     if isinstance(results, Timeline):
         _timeline(results, as_json=as_json, markdown=markdown)
         return
@@ -84,6 +88,7 @@ def _job(folder: Path, known: dict[str, Any], *, as_json: bool, markdown: bool) 
     from snapana.report.job import job_document, job_markdown, print_job
 
     job = load_job(folder, known)
+    tell_redacted(known["redactor"], None)
     if as_json:
         print_json(job_document(job))
     elif markdown:

@@ -15,6 +15,7 @@ from snapana.analyses.compare import Comparison, Side, percent, verdict_lines
 from snapana.analyses.overview import DeviceOverview
 from snapana.frames import rows
 from snapana.report.contract import SCHEMA, device_object, input_object, settings_object
+from snapana.report.html import redacted_line
 from snapana.report.markdown import escape, table
 from snapana.report.select import Selection, limited
 from snapana.report.templates import environment
@@ -33,6 +34,9 @@ _MARKDOWN_ROWS = 8
 def compare_document(found: Sequence[Comparison], selection: Selection) -> dict[str, Any]:
     """Give the JSON document: of two runs as the contract has it, of more with one object for each in ``runs``."""
     head = {"snapana": {"version": __version__, "schema": SCHEMA}, "base": _side(found[0].base, selection)}
+    redacted = found[-1].other.results.redacted
+    if redacted is not None:
+        head["redacted"] = redacted
     if len(found) == 1:
         return {**head, **_run(found[0], selection)}
     return {**head, "runs": [_run(one, selection) for one in found]}
@@ -259,13 +263,16 @@ def _signed(size: int) -> str:
 # ---- the page
 
 
-def render_comparison(found: Sequence[Comparison], selection: Selection, axis: str | None = None) -> str:
+def render_comparison(
+    found: Sequence[Comparison], selection: Selection, axis: str | None = None, folded: str = ""
+) -> str:
     """Write the page of a comparison.
 
     Args:
         found: comparisons with the same base.
         selection: size of the tables.
         axis: one of ``AXES``; by default steps where all runs have some, else the fraction of the window.
+        folded: what was left out to keep the page small, in a sentence.
 
     """
     from snapana.report.charts import comparison_curve
@@ -281,6 +288,8 @@ def render_comparison(found: Sequence[Comparison], selection: Selection, axis: s
         chart=Markup(comparison_curve(curves, counted)) if curves else None,
         runs=[page_run(one, selection) for one in found],
         notes=list(dict.fromkeys(note for one in found for note in one.notes)),
+        redacted=redacted_line(found[-1].other.results.redacted),
+        folded=folded,
     )
 
 

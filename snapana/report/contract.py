@@ -42,6 +42,7 @@ def document(results: Overview, found: list[Finding], selection: Selection) -> d
         "devices": [device_object(snapshot, device, selection) for device in results.devices],
         "findings": [asdict(finding) for finding in found],
         **({"join": _joins(results)} if results.joins else {}),
+        **({} if results.redacted is None else {"redacted": results.redacted}),
     }
 
 

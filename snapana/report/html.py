@@ -45,13 +45,14 @@ _MAX_STEPS = 200
 _MAX_FAILURES = 10
 
 
-def render_report(results: Overview, found: list[Finding], selection: Selection) -> str:
+def render_report(results: Overview, found: list[Finding], selection: Selection, folded: str = "") -> str:
     """Write the page.
 
     Args:
         results: what was analysed.
         found: findings, ranked.
         selection: size of the tables.
+        folded: what was left out to keep the page small, in a sentence.
 
     """
     snapshot = results.snapshot
@@ -61,6 +62,8 @@ def render_report(results: Overview, found: list[Finding], selection: Selection)
         info=snapshot.info,
         snapshot=snapshot,
         events=results.events,
+        redacted=redacted_line(results.redacted),
+        folded=folded,
         joins=results.joins,
         settings=settings_object(snapshot),
         devices=[
@@ -70,6 +73,14 @@ def render_report(results: Overview, found: list[Finding], selection: Selection)
         findings=found,
         several=len(results.devices) > 1,
     )
+
+
+def redacted_line(counts: dict[str, int] | None) -> str:
+    """Say how much was replaced; empty where nothing was to be."""
+    if counts is None:
+        return ""
+    parts = [f"{count:,} {kind}{'s' if count != 1 else ''}" for kind, count in counts.items()]
+    return f"Redacted: {', '.join(parts) or 'nothing'}; figures and names of functions are as recorded."
 
 
 def _device(snapshot: Snapshot, device: DeviceOverview, found: list[Finding], selection: Selection) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from snapana.analyses.job import Job, Outlier, Rank
 from snapana.frames import rows
 from snapana.report.compare import page_run
 from snapana.report.contract import SCHEMA
+from snapana.report.html import redacted_line
 from snapana.report.markdown import escape, table
 from snapana.report.select import Selection
 from snapana.report.templates import environment
@@ -31,6 +32,7 @@ def job_document(job: Job) -> dict[str, Any]:
         "typical": None if job.typical is None else job.typical.rank,
         "outliers": [_outlier(one) for one in job.outliers],
         "more_outliers": job.more_outliers,
+        **({} if job.redacted is None else {"redacted": job.redacted}),
     }
 
 
@@ -145,8 +147,8 @@ def _called(rank: Rank) -> str:
     return rank.name if rank.rank is None else f"rank {rank.rank}"
 
 
-def render_job(job: Job, selection: Selection) -> str:
-    """Write the page of a job."""
+def render_job(job: Job, selection: Selection, folded: str = "") -> str:
+    """Write the page of a job; ``folded`` says what was left out to keep it small."""
     from snapana.report.charts import comparison_curve
 
     drawn = [one for one in job.ranks if one.curve is not None][:_MOST_CURVES]
@@ -155,6 +157,8 @@ def render_job(job: Job, selection: Selection) -> str:
     return page.render(
         version=__version__,
         job=job,
+        redacted=redacted_line(job.redacted),
+        folded=folded,
         columns=_COLUMNS,
         table=_table(job),
         lines=_lines(job)[:1],

@@ -36,6 +36,8 @@ def summary_markdown(results: Overview, found: list[Finding], selection: Selecti
         f"- **{finding.severity}** {escape(finding.code)}: {escape(finding.message)}" for finding in found[:_ROWS]
     ]
     lines += ["", f"{format_count(results.events)} events, {escape(snapshot.generation)}"]
+    if results.redacted is not None:
+        lines[-1] += "; names, folders and texts are redacted"
     return "\n".join(lines)
 
 

@@ -28,7 +28,7 @@ IntArray = npt.NDArray[np.int64]
 Rows = Sequence[Mapping[str, Any]]
 
 _MASK = 2**64 - 1
-_KNOWN_KEYS = {
+KNOWN_KEYS = {
     "segments",
     "device_traces",
     "allocator_settings",
@@ -158,7 +158,7 @@ def _normalise(raw: Mapping[str, Any], info: InputInfo) -> Snapshot:
         rounding_pad=NPU_PAD if npu else 0,
         host_bytes=_host_bytes(raw.get("host_segments")),
         reordered=reordered,
-        unknown_keys=tuple(plain_text(key)[:80] for key in raw if key not in _KNOWN_KEYS),
+        unknown_keys=tuple(plain_text(key)[:80] for key in raw if key not in KNOWN_KEYS),
     )
 
 
