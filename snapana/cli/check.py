@@ -83,7 +83,7 @@ def check(
     if as_json:
         from snapana.report.check import check_document
 
-        print_json(check_document(found, apart))
+        print_json(check_document(found, compared))
     else:
         from snapana.report.check import print_checks
 

@@ -9,12 +9,13 @@ from xml.etree import ElementTree
 from rich.text import Text
 
 from snapana.analyses.check import Check
+from snapana.analyses.compare import Comparison
 from snapana.report.terminal import plain_console, text_table
 from snapana.units import format_bytes
 
 
-def check_document(found: Sequence[Check], apart: str) -> dict[str, Any]:
-    """Give the JSON document of ``snapana check``."""
+def check_document(found: Sequence[Check], compared: Comparison | None) -> dict[str, Any]:
+    """Give the JSON document of ``snapana check``; with a baseline what both reserved is reported as well."""
     return {
         "passed": all(one.passed for one in found),
         "checks": [
@@ -29,8 +30,13 @@ def check_document(found: Sequence[Check], apart: str) -> dict[str, Any]:
             }
             for one in found
         ],
-        "apart": apart or None,
+        **({} if compared is None else _reserved(compared)),
     }
+
+
+def _reserved(found: Comparison) -> dict[str, Any]:
+    both = (found.base.device.peak_reserved, found.other.device.peak_reserved)
+    return {"reserved": {"base_bytes": both[0], "bytes": both[1]}, "apart": found.apart or None}
 
 
 def print_checks(found: Sequence[Check], apart: str) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from markupsafe import Markup
 from rich.text import Text
 
 from snapana._version import __version__
 from snapana.analyses.compare import Comparison, Side, percent, verdict_lines
 from snapana.analyses.overview import DeviceOverview
+from snapana.analyses.sites import site_codes
 from snapana.frames import rows
 from snapana.report.contract import SCHEMA, device_object, input_object, settings_object
 from snapana.report.html import redacted_line
@@ -26,6 +28,7 @@ FloatArray = npt.NDArray[np.float64]
 
 AXES = ("step", "time", "fraction")
 _MARKDOWN_ROWS = 8
+_MOST_SIZES = 12
 
 
 # ---- JSON
@@ -57,6 +60,7 @@ def _side(side: Side, selection: Selection) -> dict[str, Any]:
 
 def _run(found: Comparison, selection: Selection) -> dict[str, Any]:
     lines = verdict_lines(found)
+    histograms = _histograms(found)
     return {
         "other": _side(found.other, selection),
         "delta": {
@@ -66,7 +70,7 @@ def _run(found: Comparison, selection: Selection) -> dict[str, Any]:
             "end_allocated_bytes": found.end_allocated,
             "categories": {f"{row.category}_bytes": int(row.delta) for row in rows(found.categories)},
         },
-        "sites": [_site(row) for row in rows(found.sites)],
+        "sites": [_site(row, histograms) for row in rows(found.sites)],
         "settings": [{"name": name, "base": mine, "other": yours} for name, mine, yours in found.settings],
         "batch_ratio": found.batch,
         "identical": found.identical,
@@ -76,7 +80,7 @@ def _run(found: Comparison, selection: Selection) -> dict[str, Any]:
     }
 
 
-def _site(row: Any) -> dict[str, Any]:
+def _site(row: Any, histograms: _Histograms) -> dict[str, Any]:
     return {
         "site": row.site,
         "base_site": row.base_site or None,
@@ -91,6 +95,7 @@ def _site(row: Any) -> dict[str, Any]:
         "other_blocks": int(row.other_blocks),
         "base_largest_block_bytes": int(row.base_largest),
         "other_largest_block_bytes": int(row.other_largest),
+        "block_sizes": _sizes(histograms, row),
         "status": row.status,
         "why": row.why,
     }
@@ -298,6 +303,7 @@ def page_run(found: Comparison, selection: Selection) -> dict[str, Any]:
     differ = found.sites[found.sites["delta"] != 0]
     shown = limited(differ[differ["delta"].abs() >= selection.min_size], selection)
     most = max(int(found.sites["delta"].abs().max()) if len(found.sites) else 0, 1)
+    histograms = _histograms(found)
     return {
         "found": found,
         "lines": [_with_code(line) for line in verdict_lines(found)],
@@ -307,7 +313,7 @@ def page_run(found: Comparison, selection: Selection) -> dict[str, Any]:
                 **row._asdict(),
                 "stack": _stack(found, row),
                 "share": abs(row.delta) / most,
-                "sizes": _sizes(found, row),
+                "sizes": _sizes(histograms, row),
             }
             for row in rows(shown)
         ],
@@ -331,25 +337,32 @@ def _stack(found: Comparison, row: Any) -> list[str]:
     return side.snapshot.stacks.text(int(sites.loc[sites["code"] == code, "stack"].iloc[0]), limit=60)
 
 
-def _sizes(found: Comparison, row: Any) -> list[dict[str, Any]]:
+_Histograms = tuple[dict[int, dict[int, int]], dict[int, dict[int, int]]]
+
+
+def _histograms(found: Comparison) -> _Histograms:
+    """Count blocks by site and requested size at the peak of each side."""
+
+    def count(side: Side) -> dict[int, dict[int, int]]:
+        live = side.snapshot.replay[side.device.device].live(side.device.peak.event)
+        codes = site_codes(side.snapshot, live)
+        counts: dict[int, dict[int, int]] = {}
+        table = pd.DataFrame({"code": codes, "size": live["requested"].to_numpy()}).value_counts()
+        for (code, size), number in table.items():
+            counts.setdefault(int(code), {})[int(size)] = int(number)
+        return counts
+
+    return count(found.base), count(found.other)
+
+
+def _sizes(histograms: _Histograms, row: Any) -> list[dict[str, int]]:
     """Give how many blocks of which requested size a site has at each peak, the largest first."""
     counts: dict[int, list[int]] = {}
-    for place, (side, code) in enumerate(((found.base, row.base_code), (found.other, row.other_code))):
-        for size, count in _histogram(side, int(code)).items():
-            counts.setdefault(size, [0, 0])[place] = count
-    return [
-        {"bytes": size, "base": both[0], "other": both[1]} for size, both in sorted(counts.items(), reverse=True)[:12]
-    ]
-
-
-def _histogram(side: Side, code: int) -> dict[int, int]:
-    from snapana.analyses.sites import site_codes
-
-    if code < 0:
-        return {}
-    live = side.snapshot.replay[side.device.device].live(side.device.peak.event)
-    own = live[site_codes(side.snapshot, live) == code]
-    return {int(size): int(count) for size, count in own["requested"].value_counts().items()}
+    for place, (histogram, code) in enumerate(zip(histograms, (row.base_code, row.other_code), strict=True)):
+        for size, number in histogram.get(int(code), {}).items():
+            counts.setdefault(size, [0, 0])[place] = number
+    largest = sorted(counts.items(), reverse=True)[:_MOST_SIZES]
+    return [{"bytes": size, "base_blocks": both[0], "other_blocks": both[1]} for size, both in largest]
 
 
 def _curves(sides: Sequence[Side], axis: str | None) -> tuple[str, list[tuple[str, FloatArray, Any, Any]]]:

@@ -466,6 +466,8 @@ def test_compare(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert found[side]["peak"]["allocated_bytes"] == peak
         assert {"input", "peak", "end", "fragmentation"} <= set(found[side])
     assert "the batch looks twice as large" in found["verdict"]
+    for site in found["sites"]:
+        assert sum(one["other_blocks"] for one in site["block_sizes"]) <= site["other_blocks"]
     code, out, _ = run(capsys, "compare", *pair)
     assert (code, out.splitlines()[0].endswith("the batch looks twice as large.")) == (0, True)
     code, out, _ = run(capsys, "compare", *pair, "--markdown")
