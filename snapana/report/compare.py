@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 from markupsafe import Markup
 from rich.text import Text
 
@@ -347,9 +346,9 @@ def _histograms(found: Comparison) -> _Histograms:
         live = side.snapshot.replay[side.device.device].live(side.device.peak.event)
         codes = site_codes(side.snapshot, live)
         counts: dict[int, dict[int, int]] = {}
-        table = pd.DataFrame({"code": codes, "size": live["requested"].to_numpy()}).value_counts()
-        for (code, size), number in table.items():
-            counts.setdefault(int(code), {})[int(size)] = int(number)
+        for code, size in zip(codes.tolist(), live["requested"].tolist(), strict=True):
+            own = counts.setdefault(code, {})
+            own[size] = own.get(size, 0) + 1
         return counts
 
     return count(found.base), count(found.other)
