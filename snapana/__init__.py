@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from snapana.analyses.traces import trace_overview
     from snapana.analyses.whatif import WhatIf, what_if
     from snapana.findings import Finding, judge
+    from snapana.recording.recorder import record
     from snapana.snapshot.model import Snapshot
     from snapana.trace.model import Trace
 
@@ -35,6 +36,7 @@ _LAZY = {
     "judge": "snapana.findings",
     "overview": "snapana.analyses.overview",
     "plan": "snapana.analyses.plan",
+    "record": "snapana.recording.recorder",
     "what_if": "snapana.analyses.whatif",
 }
 
@@ -52,6 +54,7 @@ __all__ = [
     "load_trace",
     "overview",
     "plan",
+    "record",
     "trace_overview",
     "what_if",
 ]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from snapana.errors import SnapanaError
 from snapana.plain import plain_text
 from snapana.snapshot.model import InputInfo, Snapshot
+from snapana.snapshot.sidecar import read_sidecar
 from snapana.sources import Source, open_source, read_snapshot_document
 from snapana.trace.model import Timeline, Trace
 
@@ -42,6 +43,8 @@ def load_any(
         found = read_timeline(source.payload, info)
     else:
         found = _snapshot(source, info, progress)
+        if source.path is not None:
+            found = replace(found, sidecar=read_sidecar(source.path))
     return replace(found, info=replace(info, sha256=source.digest()))
 
 

@@ -17,6 +17,7 @@ import pandas as pd
 
 from snapana.snapshot.model import ACTIONS, Snapshot
 from snapana.snapshot.normalise import KNOWN_KEYS
+from snapana.snapshot.sidecar import Sidecar
 from snapana.snapshot.stacks import Stacks
 from snapana.trace.model import Spans, Timeline, Trace
 
@@ -226,10 +227,18 @@ class Redactor:
             info=info,
             events=events,
             annotations=marks,
+            sidecar=self._sidecar(loaded.sidecar),
             settings=replace(loaded.settings, conf=self.conf(loaded.settings.conf)),
             stacks=Stacks(frames, loaded.stacks.stacks, forward),
             unknown_keys=tuple(self._digest("key", key) for key in loaded.unknown_keys),
         )
+
+    def _sidecar(self, sidecar: Sidecar | None) -> Sidecar | None:
+        if sidecar is None:
+            return None
+        devices = tuple(replace(one, name=self.scrub(one.name)) for one in sidecar.devices)
+        message = None if sidecar.message is None else self.scrub(sidecar.message)
+        return replace(sidecar, conf=self.conf(sidecar.conf), message=message, devices=devices)
 
     def _learn_all(self, texts: Any) -> None:
         for text in dict.fromkeys(texts):

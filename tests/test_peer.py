@@ -40,3 +40,27 @@ def test_a_redacted_file_opens_in_pytorchs_viewer(tmp_path: Path) -> None:
     page = viz.trace_plot(document)
     assert len(page) > 10_000
     assert viz.trace(document) == viz.trace(original)
+
+
+def test_the_recorders_stand_in_has_the_real_signatures() -> None:
+    import inspect
+
+    import torch
+    from torch.autograd.profiler import record_function
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    from tests.recording.standin import Memory
+
+    for name in ("_record_memory_history", "_snapshot", "get_per_process_memory_fraction"):
+        real = inspect.signature(getattr(torch.cuda.memory, name)).parameters
+        ours = dict(inspect.signature(getattr(Memory, name)).parameters)
+        ours.pop("self")
+        assert [(one.name, one.kind, one.default) for one in real.values()] == [
+            (one.name, one.kind, one.default) for one in ours.values()
+        ], name
+    assert list(inspect.signature(record_function.__init__).parameters) == ["self", "name", "args"]
+    assert list(inspect.signature(register_optimizer_step_post_hook).parameters) == ["hook"]
+    for name in ("memory_allocated", "max_memory_allocated", "max_memory_reserved", "mem_get_info"):
+        assert list(inspect.signature(getattr(torch.cuda, name)).parameters) == ["device"]
+    for name in ("is_available", "is_initialized", "device_count"):
+        assert not inspect.signature(getattr(torch.cuda, name)).parameters

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from snapana.analyses.fragmentation import Fragmentation
 from snapana.analyses.peak import Peak
-from snapana.message import OomMessage
+from snapana.message import OomMessage, find_messages
+from snapana.snapshot.model import Snapshot
+from snapana.snapshot.sidecar import SidecarDevice
 from snapana.snapshot.stacks import Site
 
 VERDICTS = (
@@ -29,19 +31,45 @@ class Facts:
         limit: the most that PyTorch may reserve, in bytes.
         card: the card's size in bytes.
         messages: out-of-memory messages of the run.
+        devices: what the recorder knew of each device.
 
     """
 
     limit: int | None = None
     card: int | None = None
     messages: tuple[OomMessage, ...] = ()
+    devices: tuple[SidecarDevice, ...] = ()
 
     def card_of(self, device: int) -> int | None:
-        """Give the size of a device's card: as told, else as the last message of the device prints it."""
-        if self.card is not None:
-            return self.card
+        """Give the size of a device's card: as told, as recorded, or as the last message of the device prints it."""
+        recorded = self._recorded(device)
+        if self.card is not None or recorded is not None:
+            return self.card if self.card is not None or recorded is None else recorded.total
         own = (one.capacity for one in reversed(self.messages) if one.device in {None, device})
         return next((size for size in own if size is not None), None)
+
+    def limit_of(self, device: int) -> int | None:
+        """Give the most that PyTorch may reserve on a device: as told, else as recorded."""
+        recorded = self._recorded(device)
+        return self.limit if self.limit is not None or recorded is None else recorded.limit
+
+    def knows_limit(self, device: int) -> bool:
+        """Whether it is recorded what limit was set, if any."""
+        recorded = self._recorded(device)
+        return recorded is not None and recorded.limit_known
+
+    def _recorded(self, device: int) -> SidecarDevice | None:
+        return next((one for one in self.devices if one.device == device), None)
+
+
+def all_facts(snapshot: Snapshot, told: Facts | None) -> Facts:
+    """Add to what is told what stands in the file's sidecar."""
+    facts = told or Facts()
+    sidecar = snapshot.sidecar
+    if sidecar is None or facts.devices:
+        return facts
+    messages = facts.messages or tuple(find_messages(sidecar.message or ""))
+    return replace(facts, devices=sidecar.devices, messages=messages)
 
 
 @dataclass(frozen=True)

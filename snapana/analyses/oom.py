@@ -10,7 +10,7 @@ import pandas as pd
 
 from snapana.allocator.layout import Layout
 from snapana.allocator.rounding import SMALL_BUFFER, SMALL_SIZE, segment_size
-from snapana.analyses.failure import Facts, OutOfMemory
+from snapana.analyses.failure import Facts, OutOfMemory, all_facts
 from snapana.analyses.fragmentation import fragmentation
 from snapana.analyses.oom_changes import changes
 from snapana.analyses.oom_reasons import reasons
@@ -50,7 +50,7 @@ def out_of_memory(
     A file without one, such as an observer's that skips the action, is explained at its end where a message is given
     whose figures are those of the final state. The last ``explained`` are told what would have made them fit.
     """
-    facts = facts or Facts()
+    facts = all_facts(snapshot, facts)
     found = (_requests(snapshot, device) or _request_of_message(snapshot, device, facts))[-LOOKED_AT:]
     return [
         _explain(snapshot, device, request, facts, categories, full=number >= len(found) - explained)
@@ -113,13 +113,14 @@ def _explain(
     free = request.device_free
     free = free if free is not None or message is None else message.free
     card = _card(facts, device, free, reserved)
-    limit = facts.limit if facts.limit is not None else message.allowed if message is not None else None
+    limit = facts.limit_of(device)
+    limit = limit if limit is not None or message is None else message.allowed
     limited = free is not None and free >= segment
     rest = None if card is None or free is None else max(0, card - free - reserved)
     others = message.others_total if message is not None else None
     # A limit that was given, but does not explain the failure, cannot be the only one.
     explained = limit is not None and reserved + segment > limit
-    known = explained or (message is not None and message.names_limits)
+    known = explained or facts.knows_limit(device) or (message is not None and message.names_limits)
     failure = OutOfMemory(
         device=device,
         event=request.event,

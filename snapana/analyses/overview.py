@@ -16,7 +16,7 @@ from snapana.analyses.categories import Categories, categories_at, categorise, k
 from snapana.analyses.churn import Churn, churn
 from snapana.analyses.copies import Copy, copies
 from snapana.analyses.cost import Cost
-from snapana.analyses.failure import Facts, OutOfMemory
+from snapana.analyses.failure import Facts, OutOfMemory, all_facts
 from snapana.analyses.fragmentation import Fragmentation, course, fragmentation
 from snapana.analyses.instants import Instant, find_instant
 from snapana.analyses.join import Join
@@ -208,7 +208,7 @@ def overview(
     """
     chosen = chosen_devices(snapshot, device)
     progress("Replaying the allocator")
-    facts = facts or Facts()
+    facts = all_facts(snapshot, facts)
     found = []
     moments = available(at, chosen, lambda number, name: find_instant(snapshot, number, name))
     marks = available(step, chosen, lambda number, name: steps(snapshot, number, name))
@@ -318,7 +318,7 @@ def _room(facts: Facts, device: int, reserved: int, failed: OutOfMemory | None) 
         last = facts.messages[-1]
         taken = (last.others_total or 0) + (last.outside or 0) if last.device in {None, device} else 0
         card -= taken
-    limits = [size for size in (facts.limit, card) if size is not None]
+    limits = [size for size in (facts.limit_of(device), card) if size is not None]
     return max(0, min(limits) - reserved) if limits else None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from snapana.analyses.failure import Facts
+from snapana.analyses.failure import Facts, all_facts
 from snapana.analyses.oom import out_of_memory
 from snapana.analyses.steps import steps
 from snapana.analyses.whatif import Workload, limit_of, with_empty_cache, with_preallocation
@@ -42,8 +42,9 @@ def changed(
 
 def known_limit(snapshot: Snapshot, device: int, facts: Facts) -> int | None:
     """Give the most that may be reserved: as told, else that of the last recorded failure."""
-    if facts.limit is not None:
-        return facts.limit
+    limit = all_facts(snapshot, facts).limit_of(device)
+    if limit is not None:
+        return limit
     failures = out_of_memory(snapshot, device, facts, explained=0)
     return limit_of(snapshot, failures[-1]) if failures else None
 

@@ -21,6 +21,8 @@ _COMMANDS = {
     "oom": ("snapana.cli.parts", "Why an allocation failed."),
     "compare": ("snapana.cli.compare", "What differs between two runs, by line of code, and why."),
     "check": ("snapana.cli.check", "Hold a run against limits or an earlier run, for CI."),
+    "howto": ("snapana.cli.howto", "Print code to paste that records what snapana reads."),
+    "record": ("snapana.cli.record", "Run a training script and record it, without touching it."),
     "convert": ("snapana.cli.convert", "Write a snapshot as a plain pickle, redacted if asked."),
     "whatif": ("snapana.cli.whatif", "What other allocator settings would have done."),
     "plan": ("snapana.cli.plan", "What other batch sizes would need, and the largest that fits."),

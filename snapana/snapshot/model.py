@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from snapana.allocator.settings import AllocatorSettings
+from snapana.snapshot.sidecar import Sidecar
 from snapana.snapshot.stacks import Stacks
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Snapshot:
         host_bytes: bytes of pinned host segments, None where the file has none.
         reordered: devices whose trace was not in order of time and was sorted.
         unknown_keys: top-level keys that this version does not read.
+        sidecar: what ``snapana.record`` wrote beside the file, None where there is nothing.
 
     """
 
@@ -98,6 +100,7 @@ class Snapshot:
     host_bytes: int | None = None
     reordered: tuple[int, ...] = ()
     unknown_keys: tuple[str, ...] = ()
+    sidecar: Sidecar | None = None
 
     @cached_property
     def devices(self) -> tuple[int, ...]:

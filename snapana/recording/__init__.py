@@ -1,0 +1,1 @@
+"""Recording made right: needs torch, which reading a file does not."""
