@@ -20,7 +20,11 @@ def blocks(language: str) -> list[str]:
 
 def test_python_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(CHECKOUT)
-    (example,) = blocks("python")
+    examples = blocks("python")
+    # Those that need a GPU are at least Python.
+    (example,) = [one for one in examples if "snapana.load(" in one]
+    for one in examples:
+        compile(one, "README.md", "exec")
     exec(compile(example, "README.md", "exec"), {})
     assert "6392119296" in capsys.readouterr().out.replace(",", "")
 

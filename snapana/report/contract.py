@@ -16,6 +16,7 @@ from snapana.analyses.dims import as_product
 from snapana.analyses.failure import OutOfMemory
 from snapana.analyses.fragmentation import Fragmentation
 from snapana.analyses.groups import group_at
+from snapana.analyses.hints import hints
 from snapana.analyses.leaks import Leaks
 from snapana.analyses.oom_message import Explanation
 from snapana.analyses.overview import DeviceOverview, Overview, Profile
@@ -28,6 +29,7 @@ from snapana.frames import rows
 from snapana.message import OomMessage
 from snapana.report.select import Selection, limited, top_sites, with_others
 from snapana.snapshot.model import Snapshot
+from snapana.snapshot.sidecar import Sidecar
 
 SCHEMA = 1
 
@@ -41,8 +43,27 @@ def document(results: Overview, found: list[Finding], selection: Selection) -> d
         "settings": settings_object(snapshot),
         "devices": [device_object(snapshot, device, selection) for device in results.devices],
         "findings": [asdict(finding) for finding in found],
+        "hints": [asdict(hint) for hint in hints(results)],
+        **({} if snapshot.sidecar is None else {"sidecar": _sidecar(snapshot.sidecar)}),
         **({"join": _joins(results)} if results.joins else {}),
         **({} if results.redacted is None else {"redacted": results.redacted}),
+    }
+
+
+def _sidecar(sidecar: Sidecar) -> dict[str, Any]:
+    """Give what was noted beside the file."""
+    return {
+        "torch": sidecar.torch or None,
+        "rank": sidecar.rank,
+        "world_size": sidecar.world_size,
+        "reason": sidecar.reason or None,
+        "steps": sidecar.steps,
+        "max_entries": sidecar.max_entries,
+        "allocated_before_bytes": sidecar.allocated_before,
+        "devices": [
+            {"device": one.device, "name": one.name, "total_bytes": one.total, "limit_bytes": one.limit}
+            for one in sidecar.devices
+        ],
     }
 
 

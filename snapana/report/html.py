@@ -14,6 +14,7 @@ from snapana.analyses.card import CardUse
 from snapana.analyses.churn import Churn
 from snapana.analyses.fragmentation import Fragmentation
 from snapana.analyses.groups import stacked
+from snapana.analyses.hints import hints
 from snapana.analyses.overview import DeviceOverview, Overview, Profile, Space
 from snapana.analyses.peak import Peak
 from snapana.analyses.pins import pin_age
@@ -63,6 +64,7 @@ def render_report(results: Overview, found: list[Finding], selection: Selection,
         snapshot=snapshot,
         events=results.events,
         redacted=redacted_line(results.redacted),
+        hints=hints(results),
         folded=folded,
         joins=results.joins,
         settings=settings_object(snapshot),

@@ -12,6 +12,7 @@ from rich.text import Text
 from snapana.analyses.dims import as_product
 from snapana.analyses.failure import OutOfMemory
 from snapana.analyses.groups import group_at
+from snapana.analyses.hints import hints
 from snapana.analyses.oom_message import Explanation
 from snapana.analyses.overview import DeviceOverview, Overview, Profile
 from snapana.analyses.peak import Peak
@@ -50,6 +51,7 @@ def print_summary(results: Overview, found: list[Finding], selection: Selection)
         for name in ("peak", "fragmentation", "leaks", "oom"):
             _PARTS[name](console, snapshot, device, selection)
         _window(console, device)
+    _recording(console, results)
     if found:
         write_heading(console, "Findings")
     for finding in found:
@@ -57,6 +59,23 @@ def print_summary(results: Overview, found: list[Finding], selection: Selection)
         console.print(Text(f"{finding.code}  {finding.message}"))
         if finding.advice:
             console.print(Text(f"        {finding.advice}", style="dim"))
+
+
+def _recording(console: Console, results: Overview) -> None:
+    """Say what was noted beside the file, and what a better recording would tell."""
+    sidecar = results.snapshot.sidecar
+    open_questions = hints(results)
+    if sidecar is None and not open_questions:
+        return
+    write_heading(console, "The recording")
+    if sidecar is not None:
+        rank = "" if sidecar.rank is None else f", rank {sidecar.rank}"
+        cards = ", ".join(f"{one.name} {format_bytes(one.total)}" for one in sidecar.devices)
+        console.print(Text(f"torch {sidecar.torch}, {cards}{rank}; written: {sidecar.reason}"))
+    for hint in open_questions:
+        console.print(Text(f"- {hint.message}"))
+    if open_questions:
+        console.print(Text("snapana howto has code to paste.", style="dim"))
 
 
 def print_part(results: Overview, name: str, selection: Selection) -> None:
