@@ -34,6 +34,7 @@ from snapana.report.charts import (
 )
 from snapana.report.contract import settings_object
 from snapana.report.map import MAP_ROWS, map_key, map_rows
+from snapana.report.payload import payload, script
 from snapana.report.select import Selection, limited, top_sites, with_others
 from snapana.report.templates import environment
 from snapana.report.text import KIND_WORDS, course_lines, products
@@ -58,7 +59,12 @@ def render_report(results: Overview, found: list[Finding], selection: Selection,
     """
     snapshot = results.snapshot
     page = environment().get_template("report.html.j2")
+    devices = [
+        _device(snapshot, device, found, selection)
+        for device in sorted(results.devices, key=lambda device: device.device < 0)
+    ]
     return page.render(
+        script=script() if any(device["payload"] for device in devices) else None,
         version=__version__,
         info=snapshot.info,
         snapshot=snapshot,
@@ -68,10 +74,7 @@ def render_report(results: Overview, found: list[Finding], selection: Selection,
         folded=folded,
         joins=results.joins,
         settings=settings_object(snapshot),
-        devices=[
-            _device(snapshot, device, found, selection)
-            for device in sorted(results.devices, key=lambda device: device.device < 0)
-        ],
+        devices=devices,
         findings=found,
         several=len(results.devices) > 1,
     )
@@ -109,6 +112,7 @@ def _device(snapshot: Snapshot, device: DeviceOverview, found: list[Finding], se
         "steps": _step_rows(device),
         "steps_left_out": max(0, len(device.steps) - _MAX_STEPS),
         "space": None if device.space is None else _space(snapshot, device, device.space, selection),
+        "payload": payload(snapshot, device),
         "other_settings": _other_settings(snapshot, device),
         "profile": None if device.profile is None else _profile(device.profile, selection),
     }
