@@ -18,6 +18,7 @@ from snapana.frames import rows
 from snapana.report.contract import SCHEMA, device_object, input_object, settings_object
 from snapana.report.html import redacted_line
 from snapana.report.markdown import escape, table
+from snapana.report.payload import payload, script
 from snapana.report.select import Selection, limited
 from snapana.report.templates import environment
 from snapana.report.terminal import plain_console, text_table, write_heading
@@ -283,18 +284,29 @@ def render_comparison(
 
     sides = [found[0].base, *(one.other for one in found)]
     counted, curves = _curves(sides, axis)
+    explorers = _explorers(sides)
     page = environment().get_template("compare.html.j2")
     return page.render(
         version=__version__,
         sides=sides,
         figures=_figures(found),
         several=len(found) > 1,
+        explorers=explorers,
+        script=script() if explorers else None,
         chart=Markup(comparison_curve(curves, counted)) if curves else None,
         runs=[page_run(one, selection) for one in found],
         notes=list(dict.fromkeys(note for one in found for note in one.notes)),
         redacted=redacted_line(found[-1].other.results.redacted),
         folded=folded,
     )
+
+
+def _explorers(sides: Sequence[Side]) -> list[dict[str, str]]:
+    """Give both sides of a comparison of two for exploring; nothing where one has no events."""
+    packed = [payload(side.snapshot, side.device) for side in sides] if len(sides) == 2 else [None]
+    if not all(packed):
+        return []
+    return [{"name": side.name, "payload": str(text)} for side, text in zip(sides, packed, strict=True)]
 
 
 def page_run(found: Comparison, selection: Selection) -> dict[str, Any]:

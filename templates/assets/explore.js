@@ -142,6 +142,21 @@
       return values[low] + Math.min(Math.max(part, 0), 1) * (values[high] - values[low]);
     }
 
+    /* Where an event lies on the axis that runs have in common, and back. */
+    place(event, bySteps) {
+      if (!bySteps) return event / this.events;
+      const ends = [0, ...this.head.steps.map((step) => step[1] + 1)];
+      const at = Math.min(this.step(event - 1), ends.length - 2);
+      return at + (event - ends[at]) / Math.max(ends[at + 1] - ends[at], 1);
+    }
+
+    event(place, bySteps) {
+      if (!bySteps) return place * this.events;
+      const ends = [0, ...this.head.steps.map((step) => step[1] + 1)];
+      const at = Math.min(Math.max(Math.floor(place), 0), ends.length - 2);
+      return Math.min(Math.max(ends[at] + (place - at) * (ends[at + 1] - ends[at]), 0), this.events);
+    }
+
     step(event) {
       const steps = this.head.steps;
       let low = 0;
@@ -266,6 +281,8 @@
       this.order = ["bytes", -1];
       this.folded = true;
       this.weight = "bytes";
+      this.linked = [];
+      this.moved = () => {};
       this.build();
       this.restore();
       this.paint();
@@ -408,6 +425,18 @@
       this.from = Math.min(Math.max(from, 0), Math.max(all - width, 0));
       this.to = this.from + width;
       this.later();
+      for (const other of this.linked) {
+        other.from = other.model.event(this.model.place(this.from, this.steps), this.steps);
+        other.to = Math.max(other.model.event(this.model.place(this.to, this.steps), this.steps), other.from + 1);
+        other.later();
+      }
+    }
+
+    /* Look at another run beside this one: a common axis along steps, or shares of the window, and a common height. */
+    link(other) {
+      this.steps = other.steps = this.model.head.steps.length > 1 && other.model.head.steps.length > 1;
+      this.linked.push(other);
+      other.linked.push(this);
     }
 
     zoom(factor, at) {
@@ -443,16 +472,18 @@
     store() {
       clearTimeout(this.saving);
       this.saving = setTimeout(() => {
-        const parts = ["d" + this.model.head.device, "e=" + this.cursor, "v=" + Math.round(this.from) + "-" + Math.round(this.to), "g=" + this.mode];
+        const parts = [this.key(), "e=" + this.cursor, "v=" + Math.round(this.from) + "-" + Math.round(this.to), "g=" + this.mode];
         if (this.chosen !== null) parts.push("s=" + this.chosen);
         if (this.query) parts.push("q=" + encodeURIComponent(this.query));
         try { history.replaceState(null, "", "#" + parts.join(",")); } catch (error) { /* Pages without an address. */ }
       }, 200);
     }
 
+    key() { return (this.root.dataset.side || "d") + this.model.head.device; }
+
     restore() {
       const parts = location.hash.slice(1).split(",");
-      if (parts[0] !== "d" + this.model.head.device) return false;
+      if (parts[0] !== this.key()) return false;
       for (const part of parts.slice(1)) {
         const value = part.slice(2);
         if (part.startsWith("e=") && Number.isFinite(Number(value))) this.cursor = Math.min(Math.max(Number(value), -1), this.model.events - 1);
@@ -505,6 +536,7 @@
       this.paintIcicle();
       this.fill();
       this.store();
+      this.moved();
     }
 
     paintTimeline() {
@@ -522,6 +554,12 @@
       let most = model.reserved(this.from);
       for (let at = 0; at < marks.length; at += 1) if (marks[at] >= this.from && marks[at] <= this.to) most = Math.max(most, levels[at]);
       top = Math.max(top, most) * 1.08;
+      this.height = top;
+      for (const other of this.linked) {
+        if (other.height === undefined) continue;
+        if (other.height < top && other.shared !== top) { other.shared = top; other.later(); }
+        top = Math.max(top, other.height);
+      }
       this.drawn.top = top;
       const room = height - foot;
       const y = (value) => room - (value / top) * room;
@@ -942,6 +980,103 @@
     }
   }
 
+  /* Stacks of two runs at their cursors: what grew is red, what shrank is blue. */
+  class Difference {
+    constructor(root, base, other) {
+      this.root = root;
+      this.sides = [base, other];
+      this.canvas = make("canvas", { class: "icicle", role: "img", "aria-label": "Difference of stacks: red grew, blue shrank" });
+      this.tip = make("div", { class: "tip", hidden: "" });
+      root.append(make("p", { class: "note", text: "Each at its own cursor, the line that allocates on top, its callers below; as wide as the larger of the two. Red grew, blue shrank." }), this.canvas, this.tip);
+      this.canvas.addEventListener("pointermove", (event) => this.hover(event));
+      this.canvas.addEventListener("pointerleave", () => { this.tip.hidden = true; });
+      for (const side of this.sides) side.moved = () => this.paint();
+      root.hidden = false;
+      this.paint();
+      new ResizeObserver(() => this.paint()).observe(root);
+    }
+
+    tree() {
+      const root = { name: "all", sizes: [0, 0], children: new Map() };
+      this.sides.forEach(({ model, cursor }, side) => {
+        for (const life of model.alive(cursor)) {
+          const size = model.size[life];
+          root.sizes[side] += size;
+          let node = root;
+          const stack = model.stack[life] < 0 ? [] : model.head.stacks[model.stack[life]];
+          const names = stack.map((frame) => model.head.frames[frame]).filter((frame) => !frame[1]).map((frame) => frame[0]);
+          // Lines move when a program is edited.
+          const plain = names.length ? names.map((name) => name.split("/").pop().replace(/:\d+ /, " ")) : [model.head.sites[model.site[life]].replace(/:\d+ /, " ")];
+          for (const name of plain) {
+            let next = node.children.get(name);
+            if (!next) { next = { name, sizes: [0, 0], children: new Map() }; node.children.set(name, next); }
+            next.sizes[side] += size;
+            node = next;
+          }
+        }
+      });
+      const measure = (node) => {
+        let inner = 0;
+        for (const one of node.children.values()) inner += measure(one);
+        node.width = Math.max(inner, ...node.sizes);
+        return node.width;
+      };
+      measure(root);
+      return root;
+    }
+
+    paint() {
+      const root = this.tree();
+      const row = 20;
+      const deep = (node) => Math.max(0, ...[...node.children.values()].map((one) => 1 + deep(one)));
+      const depth = Math.min(deep(root), 40);
+      const [draw, width] = this.sides[1].prepare(this.canvas, (depth + 1) * row);
+      const paints = this.sides[1].colours();
+      this.frames = [];
+      const paint = (node, left, level, wide) => {
+        if (wide < 0.7 || level > depth) return;
+        this.frames.push([left, left + wide, level, node]);
+        const delta = node.sizes[1] - node.sizes[0];
+        draw.fillStyle = paints.line;
+        draw.fillRect(left, level * row, Math.max(wide - 0.7, 0.5), row - 1);
+        draw.fillStyle = delta > 0 ? paints.bad : paints.bands[0];
+        draw.globalAlpha = Math.min(Math.abs(delta) / Math.max(...node.sizes, 1), 1);
+        draw.fillRect(left, level * row, Math.max(wide - 0.7, 0.5), row - 1);
+        draw.globalAlpha = 1;
+        if (wide > 40) {
+          draw.fillStyle = paints.ink;
+          draw.textBaseline = "middle";
+          const text = node.name + " " + (delta > 0 ? "+" : "") + bytes(delta);
+          const fits = Math.floor((wide - 6) / 6);
+          this.sides[1].paints.paper = paints.paper;
+          this.sides[1].label(draw, text.length > fits ? text.slice(0, Math.max(fits - 1, 1)) + "…" : text, left + 3, level * row + row / 2);
+        }
+        let at = left;
+        for (const one of [...node.children.values()].sort((first, second) => second.width - first.width)) {
+          const part = node.width ? (one.width / node.width) * wide : 0;
+          paint(one, at, level + 1, part);
+          at += part;
+        }
+      };
+      paint(root, 0, 0, width);
+      this.whole = root;
+    }
+
+    hover(event) {
+      const box = this.canvas.getBoundingClientRect();
+      const x = event.clientX - box.left;
+      const level = Math.floor((event.clientY - box.top) / 20);
+      const hit = this.frames.find((one) => one[2] === level && x >= one[0] && x < one[1]);
+      this.tip.hidden = !hit;
+      if (!hit) return;
+      const [before, after] = hit[3].sizes;
+      this.tip.textContent = hit[3].name + "\n" + bytes(before) + " to " + bytes(after) + ", " + (after > before ? "+" : "") + bytes(after - before);
+      const outer = this.root.getBoundingClientRect();
+      this.tip.style.left = Math.max(0, Math.min(event.clientX - outer.left + 14, outer.width - this.tip.offsetWidth - 4)) + "px";
+      this.tip.style.top = event.clientY - outer.top + 16 + "px";
+    }
+  }
+
   const start = async () => {
     for (const root of document.querySelectorAll(".explorer")) {
       const data = root.querySelector("script[type='text/plain']");
@@ -954,6 +1089,14 @@
         root.dataset.ready = "no";
         console.error(error);
       }
+    }
+    const sides = [...document.querySelectorAll(".explorer.side")].map((root) => root.explorer).filter(Boolean);
+    const difference = document.querySelector(".difference");
+    if (difference && sides.length === 2) {
+      sides[0].link(sides[1]);
+      sides[0].look(0, sides[0].model.events);
+      difference.explorer = new Difference(difference, ...sides);
+      difference.dataset.ready = "yes";
     }
   };
   start();

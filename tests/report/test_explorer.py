@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from snapana.analyses.compare import compare
 from snapana.analyses.overview import overview
+from snapana.report.compare import render_comparison
 from snapana.report.payload import payload
+from snapana.report.select import Selection
 from snapana.units import format_bytes
 from tests.builders import History
 from tests.conftest import load_sample
@@ -242,3 +245,27 @@ def test_payload_without_a_browser() -> None:
     assert len(raw) == start + 4 * head["lives"] * len(head["columns"])
     no_events = load_sample("no_history")
     assert payload(no_events, overview(no_events).devices[0]) is None
+
+
+def test_two_runs_share_an_axis_and_a_difference(browser: Any, tmp_path: Path) -> None:
+    names = ("train_adam", "train_checkpoint")
+    found = compare(*(overview(load_sample(name)) for name in names), names)
+    path = tmp_path / "compared.html"
+    path.write_text(render_comparison([found], Selection()), encoding="utf-8")
+    page, trouble = visit(browser, path)
+    page.wait_for_selector(".difference[data-ready=yes]", state="attached")
+    sides = "const [a, b] = [...document.querySelectorAll('.explorer.side')].map((root) => root.explorer);"
+    root = page.evaluate("() => document.querySelector('.difference').explorer.whole.sizes")
+    assert root == [found.base.device.peak.allocated, found.other.device.peak.allocated]
+    # The second steps of both lie under each other.
+    ends = [side.device.steps.table["end_event"].tolist() for side in (found.base, found.other)]
+    page.evaluate(f"() => {{ {sides} a.look({ends[0][0] + 1}, {ends[0][1] + 1}); }}")
+    assert page.evaluate(f"() => {{ {sides} return [b.from, b.to]; }}") == [ends[1][0] + 1, ends[1][1] + 1]
+    page.wait_for_function(f"() => {{ {sides} return a.drawn.top === b.drawn.top; }}")
+    assert trouble == []
+    page.context.close()
+    page, trouble = visit(browser, path, java_script_enabled=False)
+    assert "359.56 MiB lower" in page.inner_text(".verdict .title")
+    assert page.locator(".explorer").first.is_hidden()
+    assert trouble == []
+    page.context.close()
