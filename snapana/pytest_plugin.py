@@ -50,13 +50,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
     torch.cuda.memory._record_memory_history(max_entries=_EVENTS, stacks="python")
     try:
         outcome = yield
+        if outcome.excinfo is not None:
+            return
         torch.cuda.synchronize()
         document = torch.cuda.memory._snapshot()
         peaks = [torch.cuda.max_memory_allocated(device) for device in range(torch.cuda.device_count())]
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
-    if outcome.excinfo is not None:
-        return
     over = {device: peak for device, peak in enumerate(peaks) if peak > limit}
     if over:
         outcome.force_exception(pytest.fail.Exception(_explain(document, over, limit), pytrace=False))

@@ -13,6 +13,7 @@ import pytest
 
 from snapana.cli import main
 from snapana.redact import Redactor
+from tests.cli.test_cli import run_json
 from tests.conftest import SAMPLES
 
 USER, HOST, MAIL = "mkowalska", "trn-node17", "m.kowalska@labs.example.org"
@@ -207,3 +208,97 @@ def test_small_pages(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert "to keep the page under" in small
     assert main(["report", sample, "-o", str(tmp_path / "x.html"), "--max-size", "1KiB"]) == 2
     assert not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.parametrize("name", ["frag_basic", "streams", "expandable", "train_no_ctx", "no_history", "segments_list"])
+def test_files_without_annotations_or_stacks(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sample = str(SAMPLES / f"{name}.pickle.xz")
+    plain = run_json(capsys, "summary", sample, "--top", "0")
+    redacted = run_json(capsys, "summary", sample, "--top", "0", "--redact")
+    redacted.pop("redacted")
+    assert without_text(plain) == without_text(redacted)
+    assert main(["compare", sample, str(SAMPLES / "train_adam.pickle.xz"), "--redact"]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", ["train_adam", "hf_lora", "ddp_rank2", "leak_hook", "text_b6"])
+def test_no_figure_and_no_category_changes(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sample, clean = str(SAMPLES / f"{name}.pickle.xz"), tmp_path / "clean.pickle"
+    plain = without_text(run_json(capsys, "summary", sample, "--top", "0"))
+    assert main(["convert", sample, str(clean), "--redact"]) == 0
+    capsys.readouterr()
+    converted = without_text(run_json(capsys, "summary", str(clean), "--top", "0"))
+    redacted = without_text(run_json(capsys, "summary", sample, "--top", "0", "--redact"))
+    redacted.pop("redacted")
+    assert plain == converted == redacted
+
+
+def test_steps_and_rules_are_those_of_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sample = str(SAMPLES / "train_adam.pickle.xz")
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\ncategory = "workspace"\nfile = "/home/user/train/scenarios"\n')
+    options = ["--step", "## forward ##", "--rules", str(rules)]
+    plain, redacted = (run_json(capsys, "summary", sample, *options, *more) for more in ([], ["--redact"]))
+    for one in (plain, redacted):
+        assert one["devices"][0]["categories"]["workspace_bytes"] > 800_000_000
+    assert [step["start_event"] for step in plain["devices"][0]["steps"]] == [
+        step["start_event"] for step in redacted["devices"][0]["steps"]
+    ]
+
+
+def test_names_are_learned_from_all_files_first(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    files = []
+    for name, path in (("a", "/srv/x/train_janedoe.py"), ("b", "/home/janedoe/x/train_janedoe.py")):
+        document = pickle.loads(lzma.decompress((SAMPLES / "leak_hook.pickle.xz").read_bytes()))
+        seen: set[int] = set()
+        for event in document["device_traces"][0]:
+            for frame in event["frames"]:
+                if id(frame) not in seen and frame["filename"].endswith("scenarios.py"):
+                    seen.add(id(frame))
+                    frame["filename"] = path
+        files.append(tmp_path / f"{name}.pickle")
+        files[-1].write_bytes(pickle.dumps(document))
+    for order in (files, files[::-1]):
+        assert main(["compare", *map(str, order), "--redact", "--json"]) == 0
+        assert "janedoe" not in capsys.readouterr().out
+
+
+def test_what_is_not_known_is_not_kept() -> None:
+    document = planted_document()
+    event = document["device_traces"][0][3]
+    event["extra"] = {"owner": "Nordwind", 7: b"Nordwind", "set": {"Nordwind"}}
+    event["action"] = "Nordwind"
+    event["forward_frames"] = ['  File "/home/mkowalska/a.py", line 3, in run\n    secret = "Nordwind"\n']
+    document["segments"][0]["segment_type"] = "Nordwind"
+    document["segments"][0]["Nordwind"] = 3
+    document["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = "backend:Nordwind"
+    document[("Nordwind",)] = "Nordwind"
+    found = Redactor().document(document)
+    assert leaked(pickle.dumps(found)) == []
+    frames = found["device_traces"][0][3]["forward_frames"]
+    assert "line 3, in run" in frames[0]
+
+
+def test_a_marks_at_sign_and_a_users_name_change_no_step() -> None:
+    redactor = Redactor()
+    for text in ("loss@step", "/home/optim/x.py", "jane@gpu-node7"):
+        redactor.learn(text)
+    assert redactor.annotation("Optimizer.step#AdamW.step") == "Optimizer.step#AdamW.step"
+    package = "/home/optim/venv/lib/python3.12/site-packages/torch/optim/adam.py"
+    assert redactor.path(package).endswith("/site-packages/torch/optim/adam.py")
+    assert "/optimizers/" in redactor.path("/home/jane/proj/optimizers/mine.py")
+    assert "gpu-node7" not in redactor.scrub("run on gpu-node7")
+
+
+def test_a_nested_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = pickle.loads(lzma.decompress((SAMPLES / "frag_basic.pickle.xz").read_bytes()))
+    deep: list[Any] = []
+    for _ in range(400):
+        deep = [deep]
+    document["deep"] = deep
+    path = tmp_path / "deep.pickle"
+    path.write_bytes(pickle.dumps(document))
+    for options in ([], ["--redact"]):
+        code = main(["convert", str(path), str(tmp_path / f"out{len(options)}.pickle"), *options])
+        assert code in {0, 2}
+        assert "Traceback" not in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,17 +81,19 @@ def parse_leak(text: str) -> int:
 
 
 def parse_tolerance(text: str) -> int | float:
-    """Read ``2%`` as a share, ``64MiB`` as bytes.
+    """Read ``2%`` or ``0.02`` as a share, ``64MiB`` as bytes.
 
     Raises:
         SnapanaError: ``usage.size`` for anything else.
 
     """
     text = text.strip()
-    if not text.endswith("%"):
+    # Nothing is tolerated by a fraction of a byte.
+    fraction = re.fullmatch(r"0?\.\d+", text) is not None
+    if not text.endswith("%") and not fraction:
         return parse_size(text)
     try:
-        share = float(text[:-1]) / 100
+        share = float(text) if fraction else float(text[:-1]) / 100
     except ValueError:
         share = -1.0
     if not 0 <= share < 1e6:
@@ -98,22 +101,29 @@ def parse_tolerance(text: str) -> int | float:
     return share
 
 
-def check(results: Overview, limits: Limits, compared: Comparison | None = None) -> list[Check]:
+def check(results: Overview, limits: Limits, compared: Sequence[Comparison] = ()) -> list[Check]:
     """Hold a run against limits.
 
     Args:
         results: of the run.
         limits: to be kept by each of its devices.
-        compared: the run against its baseline, if there is one.
+        compared: the run against its baseline, one for each device, if there is a baseline.
 
     Returns:
-        One row for each limit and device, in a fixed order.
+        One row for each limit and device, in a fixed order; a file that says nothing of any device fails each limit.
 
     """
+    devices = [one for one in results.devices if one.device >= 0 or len(results.devices) == 1]
+    if not devices:
+        given = ("max_allocated", "max_reserved", "max_leak", "min_utilization")
+        return [
+            Check(name, 0, limit, None, passed=False, why="The file says nothing of any device.")
+            for name in given
+            if (limit := getattr(limits, name)) is not None
+        ]
     found = [
         one
-        for device in results.devices
-        if device.device >= 0 or len(results.devices) == 1
+        for device in devices
         for one in (
             _allocated(device, limits.max_allocated),
             _reserved(device, limits.max_reserved),
@@ -122,7 +132,7 @@ def check(results: Overview, limits: Limits, compared: Comparison | None = None)
         )
         if one is not None
     ]
-    return found if compared is None else [*found, *_baseline(compared, limits)]
+    return [*found, *(one for each in compared for one in _baseline(each, limits))]
 
 
 def _judged(
@@ -148,7 +158,7 @@ def _over(what: str, value: int | None, limit: int) -> str:
 def _allocated(device: DeviceOverview, limit: int | None) -> Check | None:
     if limit is None:
         return None
-    value = device.waiting.peak_allocated
+    value = device.waiting.peak_allocated if device.coverage.events else None
     why = _over("the peak of allocated", value, limit)
     return _judged("max_allocated", device.device, limit, value, why=why, sites=_top(device.peak.sites))
 
@@ -156,7 +166,7 @@ def _allocated(device: DeviceOverview, limit: int | None) -> Check | None:
 def _reserved(device: DeviceOverview, limit: int | None) -> Check | None:
     if limit is None:
         return None
-    value = device.peak_reserved
+    value = device.peak_reserved if device.coverage.events else None
     why = _over("the peak of reserved", value, limit)
     return _judged("max_reserved", device.device, limit, value, why=why, sites=_top(device.peak.sites))
 
@@ -191,6 +201,9 @@ def _utilization(device: DeviceOverview, limit: float | None) -> Check | None:
 
 def _baseline(found: Comparison, limits: Limits) -> list[Check]:
     device, base = found.other.device, found.base.device
+    if not found.peaks_known:
+        why = "One of the two files holds a final state only: its peak is not known."
+        return [Check("baseline", device.device, 0, None, passed=False, why=why)]
     allocated = _allowed(base.peak.allocated, limits.tolerance)
     grown = found.sites[found.sites["delta"] > 0]
     value = device.peak.allocated

@@ -23,6 +23,9 @@ IntArray = npt.NDArray[np.int64]
 APART = 0.05
 # Sizes so near to a common ratio follow the batch.
 _NEAR = 0.02
+# So much of the activations must agree on the batch, and no batch is more times another.
+_AGREEING = 0.6
+_MOST = 64
 # Peaks nearer to each other (as a share) count as the same.
 _SAME = 0.005
 _CHECKPOINT = "torch/utils/checkpoint.py"
@@ -94,7 +97,7 @@ class Comparison:
     def apart(self) -> str:
         """Say that allocated and reserved move apart, if they do by more than 5% of the base."""
         allocated, reserved = self._shares()
-        if allocated is None or reserved is None or abs(reserved - allocated) <= APART:
+        if allocated is None or reserved is None or abs(reserved - allocated) <= APART or not self.whole:
             return ""
         if abs(allocated) < _SAME:
             means = f"the same tensors take {'more' if reserved > 0 else 'less'}"
@@ -111,7 +114,19 @@ class Comparison:
     def looser(self) -> bool:
         """Whether reserved moved up against allocated, by more than 5% of the base."""
         allocated, reserved = self._shares()
-        return allocated is not None and reserved is not None and reserved - allocated > APART
+        return allocated is not None and reserved is not None and reserved - allocated > APART and self.whole
+
+    @property
+    def peaks_known(self) -> bool:
+        """Whether both files have events, so that their peaks are known at all."""
+        return all(side.device.coverage.events for side in (self.base, self.other))
+
+    @property
+    def whole(self) -> bool:
+        """Whether neither window was cut: a peak may lie before one that was."""
+        return self.peaks_known and not any(
+            side.device.coverage.unmatched_frees and side.results.trace is None for side in (self.base, self.other)
+        )
 
     def _shares(self) -> tuple[float | None, float | None]:
         base, reserved = self.base.device.peak.allocated, self.base.device.peak_reserved
@@ -133,22 +148,27 @@ def fullest_device(results: Overview) -> DeviceOverview:
     return max(results.devices, key=lambda one: (one.device >= 0, one.peak.allocated, -one.device))
 
 
-def compare(base: Overview, other: Overview, names: tuple[str, str] | None = None) -> Comparison:
-    """Compare the fullest device of two runs.
+def compare(
+    base: Overview, other: Overview, names: tuple[str, str] | None = None, device: int | None = None
+) -> Comparison:
+    """Compare one device of two runs.
 
     Args:
         base: the first.
         other: the second.
         names: what to call them; by default their files' names.
+        device: ordinal; by default the fullest of the second run. In the first it is that of the same ordinal, or the
+            fullest where there is none.
 
     Raises:
         SnapanaError: ``compare.nothing`` where a file says nothing of any device.
 
     """
     called = names or (base.snapshot.info.name, other.snapshot.info.name)
-    left, right = Side(base, fullest_device(base), called[0]), Side(other, fullest_device(other), called[1])
+    yours = next((one for one in other.devices if one.device == device), None) or fullest_device(other)
+    mine = next((one for one in base.devices if one.device == yours.device), None) or fullest_device(base)
+    left, right = Side(base, mine, called[0]), Side(other, yours, called[1])
     sites = _sites(left, right)
-    mine, yours = left.device, right.device
     return Comparison(
         base=left,
         other=right,
@@ -281,7 +301,11 @@ def _why(
     """Say what makes up the difference of a site."""
     if base.bytes == other.bytes:
         return ""
-    if (base.requested, base.blocks) == (other.requested, other.blocks):
+    bytes_delta, requested_delta = other.bytes - base.bytes, other.requested - base.requested
+    if (base.requested, base.blocks) == (other.requested, other.blocks) or (
+        base.blocks and other.blocks and bytes_delta * requested_delta <= 0
+    ):
+        # What was asked for does not explain it.
         return "fragmentation only" if same_settings else "settings"
     if base.blocks == other.blocks:
         return "larger blocks" if other.mean > base.mean else "smaller blocks"
@@ -302,19 +326,21 @@ def _why(
 
 
 def _batch(sites: pd.DataFrame) -> float | None:
-    """Tell the ratio of the batches, where most activations and inputs of both peaks have the same one."""
+    """Tell the ratio of the batches, where most activations and inputs of both peaks are of lines that have it."""
     kinds = [CATEGORIES[ACTIVATIONS], CATEGORIES[INPUTS]]
-    of_batch = sites[sites["category"].isin(kinds) & (sites["base_bytes"] > 0) & (sites["other_bytes"] > 0)]
-    if not len(of_batch):
+    own = sites[sites["category"].isin(kinds) & (sites["function"] != "")]
+    both = own[(own["base_bytes"] > 0) & (own["other_bytes"] > 0)]
+    if len(both) < 2:
         return None
-    ratio = of_batch["other_largest"].to_numpy() / of_batch["base_largest"].to_numpy()
-    weight = of_batch["base_bytes"].to_numpy(dtype=np.float64)
+    ratio = both["other_largest"].to_numpy() / both["base_largest"].to_numpy()
+    weight = both["base_bytes"].to_numpy(dtype=np.float64)
     order = np.argsort(ratio, kind="stable")
-    middle = ratio[order][int(np.searchsorted(np.cumsum(weight[order]), weight.sum() / 2))]
+    middle = float(ratio[order][int(np.searchsorted(np.cumsum(weight[order]), weight.sum() / 2))])
     near = np.abs(ratio - middle) <= _NEAR * middle
-    if weight[near].sum() < 0.8 * weight.sum() or abs(middle - 1) <= _NEAR:
+    shares = [both[name].to_numpy()[near].sum() / max(own[name].sum(), 1) for name in ("base_bytes", "other_bytes")]
+    if near.sum() < 2 or min(shares) < _AGREEING or abs(middle - 1) <= _NEAR or not 1 / _MOST <= middle <= _MOST:
         return None
-    return float(middle)
+    return middle
 
 
 # ---- everything else
@@ -361,9 +387,17 @@ def _setting(value: object) -> str:
 
 def _notes(base: Side, other: Side) -> list[str]:
     said = []
+    if base.device.device != other.device.device:
+        said.append(
+            f"Device {base.device.device} of {base.name} is held against {other.device.device} of {other.name}."
+        )
     for side in (base, other):
         if not side.device.coverage.complete:
             said.append(f"{side.name} does not cover its whole run: what was before it may differ too.")
+        others = [one.device for one in side.results.devices if one.device >= 0 and one.device != side.device.device]
+        if others and side.device.device >= 0:
+            named = ", ".join(map(str, others))
+            said.append(f"Of {side.name} device {side.device.device} is compared; --device names another: {named}.")
         if side.results.trace is not None:
             said.append(f"{side.name} is a profiler trace: it does not tell segments, settings and pools.")
     return said
@@ -425,13 +459,17 @@ def _allocated_line(found: Comparison) -> str:
     delta, base = found.peak_allocated, found.base.device.peak.allocated
     name = found.other.name
     much = format_bytes(abs(delta))
+    if not found.peaks_known:
+        side = found.other if not found.other.device.coverage.events else found.base
+        return f"{side.name} holds a final state only: its peak is not known, and what follows compares other instants."
     if not delta:
         return f"{name} peaks where {found.base.name} does, to the byte, at {format_bytes(base)} allocated."
     if abs(delta) <= _SAME * base:
         more = f"{much} {'more' if delta > 0 else 'less'}, {percent(delta / base)}"
         return f"{name} allocates the same as {found.base.name} but for a little ({more})."
     share = f" ({percent(delta / base)})" if base else ""
-    parts = [f"{name} peaks {much} {'higher' if delta > 0 else 'lower'}{share}"]
+    where = "" if found.whole else "Within what was recorded, of which a part is lost, "
+    parts = [f"{where}{name} peaks {much} {'higher' if delta > 0 else 'lower'}{share}"]
     where = _where(found)
     if where:
         parts.append(where)
@@ -442,7 +480,9 @@ def _allocated_line(found: Comparison) -> str:
 
 
 def percent(share: float) -> str:
-    """Write a signed share: ``+12%``, ``-0.2%``."""
+    """Write a signed share: ``+12%``, ``-0.2%``, ``unchanged``."""
+    if abs(share) < 0.0005:
+        return "unchanged"
     return f"{share:+.1%}" if abs(share) < 0.0995 else f"{share:+.0%}"
 
 
@@ -455,7 +495,10 @@ def _where(found: Comparison) -> str:
         return ""
     share = float(top["share"])
     kind = str(top["category"])
-    text = f"{share:.0%} of it in {_WORDS.get(kind, kind)}"
+    size = int(top["delta"])
+    # Where others shrank, one grows by more than the whole.
+    text = f"{share:.0%} of it in" if share <= 1.005 else f"{'+' if size > 0 else ''}{format_bytes(size)} of"
+    text = f"{text} {_WORDS.get(kind, kind)}"
     own = found.sites[found.sites["category"] == kind]
     functions = (
         own[own["function"] != ""].groupby(["file", "function"])["delta"].sum() / (share * delta)
@@ -483,7 +526,7 @@ def times(ratio: float) -> str:
     near = round(ratio)
     if near in words and abs(ratio - near) <= _NEAR * near:
         return f"{words[near]} as large"
-    parts = {2: "half", 3: "a third", 4: "a quarter", 8: "an eighth"}
+    parts = {2: "half", 3: "a third", 4: "a quarter", 8: "an eighth", 16: "a sixteenth"}
     inverse = 1 / ratio
     near = round(inverse)
     if near in parts and abs(inverse - near) <= _NEAR * near:
@@ -493,7 +536,7 @@ def times(ratio: float) -> str:
 
 def _reserved_part(found: Comparison) -> str:
     delta, base = found.peak_reserved, found.base.device.peak_reserved
-    if delta is None or base is None:
+    if delta is None or base is None or not found.peaks_known:
         return ""
     if not delta:
         return f"reserved is the same, {format_bytes(base)}"

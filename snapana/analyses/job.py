@@ -19,6 +19,7 @@ from snapana.analyses.compare import Comparison, compare, fullest_device
 from snapana.analyses.overview import Overview, overview
 from snapana.errors import SnapanaError
 from snapana.loading import load_any
+from snapana.plain import plain_text
 from snapana.redact import Redactor
 from snapana.trace.model import Timeline, Trace
 
@@ -28,7 +29,10 @@ FloatArray = npt.NDArray[np.float64]
 _PACKED = r"(?:\.(?:gz|xz|zst|zip))?$"
 # The first kind that a folder has is read: a job often has traces beside its snapshots.
 _KINDS = (re.compile(r"\.(?:pickle|pkl)" + _PACKED, re.IGNORECASE), re.compile(r"\.json" + _PACKED, re.IGNORECASE))
-_RANK = re.compile(r"(?:rank|device|gpu|worker|proc)[-_.=]?(\d+)", re.IGNORECASE)
+# The first of these that a name has says its rank.
+_RANKS = tuple(
+    re.compile(word + r"[-_.=]?(\d+)", re.IGNORECASE) for word in ("rank", "worker", "proc", "gpu", "device")
+)
 # Ranks that differ by more than this share of the middle one are odd; ordinary ones differ by less.
 _ODD = 0.05
 _MOST_ODD = 4
@@ -46,6 +50,7 @@ class Rank:
         name: of the file.
         path: of the file.
         error: why it could not be read; all figures are None or 0 then.
+        code: of that error.
         kind: ``snapshot`` or ``trace``.
         device: ordinal of its fullest device.
         events: of that device.
@@ -64,6 +69,7 @@ class Rank:
     name: str
     path: str
     error: str = ""
+    code: str = ""
     kind: str = ""
     device: int = 0
     events: int = 0
@@ -166,22 +172,24 @@ def read_job(
             progress(f"Read {number + 1} of {len(files)} ranks")
     ranks = sorted(_numbered(ranks), key=lambda one: (one.rank is None, one.rank, one.name))
     if redactor is not None:
-        ranks = [replace(one, name=f"file {at + 1}", error=redactor.scrub(one.error)) for at, one in enumerate(ranks)]
+        ranks = [replace(one, name=f"file {at + 1}", error=one.code) for at, one in enumerate(ranks)]
     read = [one for one in ranks if not one.error]
     if not read:
         raise SnapanaError("input.no_recordings", f"No file of {folder} can be read: {ranks[0].name}: {ranks[0].error}")
-    typical = _typical(read)
+    recorded = [one for one in read if one.events] or read
+    typical = _typical(recorded)
     odd = sorted(
-        ((one, reasons) for one in read if one is not typical and (reasons := _oddities(one, read))),
+        ((one, reasons) for one in recorded if one is not typical and (reasons := _oddities(one, recorded))),
         key=lambda one: -one[0].peak_allocated,
     )
     outliers = []
     if odd:
         progress("Comparing the odd ranks")
-        base = _overview(typical.path, max_input, step, redactor)
-        for one, reasons in odd[:_MOST_ODD]:
-            theirs = _overview(one.path, max_input, step, redactor)
-            found = compare(base, theirs, (_called(typical), _called(one)))
+        chosen = odd[:_MOST_ODD]
+        loaded = _loaded([typical, *(one for one, _ in chosen)], max_input, redactor)
+        base = _analysed(loaded[0], step)
+        for (one, reasons), theirs in zip(chosen, loaded[1:], strict=True):
+            found = compare(base, _analysed(theirs, step), (_called(typical), _called(one)))
             outliers.append(Outlier(one, reasons, found))
     name = folder.resolve().name if redactor is None else "job"
     return Job(
@@ -210,21 +218,28 @@ def _pool(tasks: Sequence[_Task], workers: int) -> Iterator[Iterator[Rank]]:
         yield pool.map(_read, tasks)
 
 
-def _overview(path: str, max_input: int, step: str | None, redactor: Redactor | None = None) -> Overview:
-    loaded = load_any(path, max_input=max_input)
-    if redactor is not None:
-        loaded = redactor.model(loaded)
-    if isinstance(loaded, Timeline):
-        raise SnapanaError("input.timeline", "it is an exported memory timeline, which knows no lines of code.")
-    try:
-        return _analysed(loaded, step)
-    except SnapanaError as error:
-        if error.code != "usage.step":
-            raise
-        return _analysed(loaded, None)
+def _loaded(ranks: Sequence[Rank], max_input: int, redactor: Redactor | None) -> list[Any]:
+    """Load ranks; all of them teach the redactor names before the first is redacted."""
+    found = [load_any(one.path, max_input=max_input) for one in ranks]
+    if redactor is None:
+        return found
+    for one in found:
+        redactor.learn_from(one)
+    return [redactor.model(one) for one in found]
 
 
 def _analysed(loaded: Any, step: str | None) -> Overview:
+    if isinstance(loaded, Timeline):
+        raise SnapanaError("input.timeline", "It is an exported memory timeline, which knows no lines of code.")
+    try:
+        return _overview(loaded, step)
+    except SnapanaError as error:
+        if error.code != "usage.step":
+            raise
+        return _overview(loaded, None)
+
+
+def _overview(loaded: Any, step: str | None) -> Overview:
     if isinstance(loaded, Trace):
         from snapana.analyses.traces import trace_overview
 
@@ -235,14 +250,14 @@ def _analysed(loaded: Any, step: str | None) -> Overview:
 def _read(task: _Task) -> Rank:
     """Read one file and keep its figures; what is wrong with a file is one of them."""
     path, max_input, step = task
-    name = Path(path).name
-    named = _RANK.findall(name)
+    name = plain_text(Path(path).name)
+    named = next((found for pattern in _RANKS if (found := pattern.findall(name))), [])
     rank = int(named[-1]) if named else None
     try:
-        results = _overview(path, max_input, step)
+        results = _analysed(load_any(path, max_input=max_input), step)
         device = fullest_device(results)
     except SnapanaError as error:
-        return Rank(rank, name, path, error=error.message)
+        return Rank(rank, name, path, error=error.message, code=error.code)
     if rank is None and results.trace is not None:
         rank = results.trace.rank
     replay = results.snapshot.replay[device.device]
@@ -285,7 +300,7 @@ def _numbered(ranks: list[Rank]) -> list[Rank]:
 def _typical(ranks: Sequence[Rank]) -> Rank:
     """Give the rank whose peak is in the middle; of equal ones the first."""
     middle = float(np.median([one.peak_allocated for one in ranks]))
-    return min(ranks, key=lambda one: (abs(one.peak_allocated - middle), -one.events))
+    return min(ranks, key=lambda one: abs(one.peak_allocated - middle))
 
 
 def _oddities(one: Rank, ranks: Sequence[Rank]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -188,6 +188,7 @@ def overview(
     facts: Facts | None = None,
     step: str | None = None,
     rules: Sequence[Rule] = (),
+    codes: Mapping[int, npt.NDArray[np.int64]] | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Overview:
     """Run every analysis.
@@ -199,6 +200,7 @@ def overview(
         facts: what is known besides the file: the card's size, a limit, PyTorch's messages.
         step: annotation whose ranges are steps; by default what ``steps`` finds.
         rules: of the user, for categories.
+        codes: categories by device, as of ``categorise``, where they are known already.
         progress: told what is being done.
 
     Raises:
@@ -214,7 +216,9 @@ def overview(
     marks = available(step, chosen, lambda number, name: steps(snapshot, number, name))
     for number in chosen:
         progress(f"Analysing device {number}")
-        found.append(_device(snapshot, number, moments[number], facts, marks[number], rules))
+        known = None if codes is None else codes[number]
+        known = categorise(snapshot, number, rules) if known is None else known
+        found.append(_device(snapshot, number, moments[number], facts, marks[number], known))
     return Overview(snapshot, tuple(found), facts)
 
 
@@ -254,11 +258,15 @@ def available(wanted: str | None, devices: Sequence[int], find: Callable[[int, s
 
 
 def _device(
-    snapshot: Snapshot, device: int, at: str | None, facts: Facts, step: str | None, rules: Sequence[Rule]
+    snapshot: Snapshot,
+    device: int,
+    at: str | None,
+    facts: Facts,
+    step: str | None,
+    codes: npt.NDArray[np.int64],
 ) -> DeviceOverview:
     replay = snapshot.replay[device]
     found = steps(snapshot, device, step)
-    codes = categorise(snapshot, device, rules)
     growing = leaks(snapshot, device, found)
     at_peak = find_instant(snapshot, device, at or "peak")
     live = instant(snapshot, device, at_peak.event, codes)

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from snapana.analyses.categories import categorise
 from snapana.analyses.failure import Facts
 from snapana.analyses.overview import Overview, overview
 from snapana.errors import SnapanaError
-from snapana.loading import load_any, load_trace
+from snapana.loading import Loaded, load_any, load_trace
 from snapana.redact import Redactor
 from snapana.snapshot.model import Snapshot
 from snapana.trace.model import Timeline, Trace
@@ -24,6 +25,7 @@ def analyse(
     facts: Facts | None = None,
     redactor: Redactor | None = None,
     called: str = "",
+    loaded: Loaded | None = None,
     **options: Any,
 ) -> Overview | Timeline:
     """Load and analyse a snapshot or a trace; a timeline is given as it is.
@@ -36,16 +38,28 @@ def analyse(
         facts: what is known besides; a trace knows the card's size.
         redactor: replaces names in what was read, before anything looks at it.
         called: name of a redacted file.
+        loaded: what INPUT holds, where it was read already.
         **options: of ``overview``.
 
     Raises:
         SnapanaError: ``usage.trace`` where INPUT is no snapshot that a trace could be joined with.
 
     """
-    loaded = load_any(input, max_input=max_input, progress=progress)
+    if loaded is None:
+        loaded = load_any(input, max_input=max_input, progress=progress)
+    beside = None if trace is None else load_trace(trace, max_input=max_input, progress=progress)
     if redactor is not None:
+        # All that is known of names comes before the first of them is replaced.
+        if beside is not None:
+            redactor.learn_from(beside)
+        if isinstance(loaded, Snapshot) and options.get("rules"):
+            # Rules name what stands in the file.
+            options["codes"] = {device: categorise(loaded, device, options["rules"]) for device in loaded.devices}
+        if options.get("step"):
+            options["step"] = redactor.annotation(options["step"])
         loaded = redactor.model(loaded, called)
-    if trace is not None and not isinstance(loaded, Snapshot):
+        beside = None if beside is None else redactor.model(beside)
+    if beside is not None and not isinstance(loaded, Snapshot):
         raise SnapanaError("usage.trace", "--trace goes with a memory snapshot.", "Give the snapshot as INPUT.")
     if isinstance(loaded, Timeline):
         return loaded
@@ -54,13 +68,10 @@ def analyse(
         from snapana.analyses.traces import trace_overview
 
         return _marked(trace_overview(loaded, facts=known, progress=progress, **options), redactor)
-    if trace is None:
+    if beside is None:
         return _marked(overview(loaded, facts=known, progress=progress, **options), redactor)
     from snapana.analyses.traces import with_trace
 
-    beside = load_trace(trace, max_input=max_input, progress=progress)
-    if redactor is not None:
-        beside = redactor.model(beside)
     if known.card is None:
         card = next((one.total_memory for one in beside.devices if one.device == loaded.devices[0]), None)
         known = replace(known, card=card)

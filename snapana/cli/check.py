@@ -67,15 +67,26 @@ def check(
     step = named.pop("step", None) if step is None else step
     limits = _limits(named, baseline)
     more: dict[str, Any] = {"step": step, "rules": rules_from(rules)}
-    compared = None
+    compared = []
     with progress() as tell:
         results = only_overview(analyse(input, max_input=max_input, progress=tell, device=device, **more))
         if baseline is not None:
             base = only_overview(analyse(str(baseline), max_input=max_input, progress=tell, **more))
             names = tell_apart([str(baseline), input])
-            compared = compare(base, results, (names[0], names[1]))
+            known = {one.device for one in base.devices}
+            numbers: list[int | None] = [
+                one.device for one in results.devices if one.device >= 0 and one.device in known
+            ]
+            # Of files with one device each it does not matter which.
+            for number in numbers or [None]:
+                compared.append(compare(base, results, (names[0], names[1]), number))
     found = hold(results, limits, compared)
-    apart = "" if compared is None else compared.apart
+    notes = [f"{one.apart}" for one in compared if one.apart]
+    notes += [
+        f"{results.snapshot.info.name} lost a part of its run: a peak may lie before what it holds"
+        for one in results.devices
+        if one.coverage.events and one.coverage.unmatched_frees and results.trace is None
+    ][:1]
     if junit is not None:
         from snapana.report.check import junit as as_junit
 
@@ -83,11 +94,11 @@ def check(
     if as_json:
         from snapana.report.check import check_document
 
-        print_json(check_document(found, compared))
+        print_json(check_document(found, compared, notes))
     else:
         from snapana.report.check import print_checks
 
-        print_checks(found, apart)
+        print_checks(found, notes)
     return 0 if all(one.passed for one in found) else 1
 
 
@@ -148,8 +159,14 @@ def _limits(named: dict[str, Any], baseline: str | None) -> Limits:
         max_leak=parse_leak(str(named["max_leak"])) if "max_leak" in named else None,
         min_utilization=utilization,
         tolerance=parse_tolerance(str(named.get("tolerance", "2%"))),
-        strict_reserved=bool(named.get("strict_reserved", False)),
+        strict_reserved=_switch(named.get("strict_reserved", False)),
     )
+
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise SnapanaError("usage.config", f"strict_reserved is {value!r}; it is true or false.")
+    return value
 
 
 def _share(text: str) -> float:

@@ -243,8 +243,10 @@ def load_job(folder: Path, known: dict[str, Any]) -> Job:
     """
     from snapana.analyses.job import read_job
 
-    alone = {"at", "device", "rules", "trace"}
+    alone = ("at", "device", "rules", "trace")
     given = [name for name in alone if known.get(name) not in (None, ())]
+    told = known.get("facts")
+    given += [] if told is None or (told.card, told.limit, told.messages) == (None, None, ()) else ["card"]
     if given:
         raise SnapanaError("usage.folder", f"--{given[0]} goes with one file, not with a folder.")
     with progress() as tell:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +22,10 @@ from snapana.cli.common import (
     write_new,
 )
 from snapana.errors import SnapanaError
+from snapana.plain import plain_text
+
+if TYPE_CHECKING:
+    from snapana.loading import Loaded
 
 
 @click.command()
@@ -67,6 +71,7 @@ def compare(
     """
     from snapana.analyses.compare import compare as compare_two
     from snapana.cli.analyse import analyse, only_overview
+    from snapana.loading import load_any
 
     if as_json and markdown:
         raise click.UsageError("--json and --markdown exclude each other.")
@@ -83,10 +88,16 @@ def compare(
         names = ["base", "other"] if len(others) == 1 else ["base", *(f"run {at + 2}" for at in range(len(others)))]
     with progress() as tell:
         read = []
-        for path, name in zip([input, *others], names, strict=True):
+        redactor = known["redactor"]
+        loaded: list[Loaded | None] = [None] * len(names)
+        if redactor is not None:
+            loaded = [load_any(path, max_input=known["max_input"], progress=tell) for path in [input, *others]]
+            for one in loaded:
+                redactor.learn_from(one)
+        for path, name, one in zip([input, *others], names, loaded, strict=True):
             tell(f"Reading {name}")
-            called = name if known["redactor"] is not None else ""
-            read.append(only_overview(analyse(path, progress=tell, called=called, **known)))
+            called = name if redactor is not None else ""
+            read.append(only_overview(analyse(path, progress=tell, called=called, loaded=one, **known)))
         found = [compare_two(read[0], one, (names[0], name)) for one, name in zip(read[1:], names[1:], strict=True)]
     tell_redacted(known["redactor"], options["redact_list"])
     if target is not None:
@@ -114,7 +125,7 @@ def compare(
 
 def tell_apart(paths: Sequence[str]) -> list[str]:
     """Name files as shortly as keeps different ones apart: with as many folders as that takes."""
-    parts = [["stdin"] if path == "-" else list(Path(path).parts) for path in paths]
+    parts = [["stdin"] if path == "-" else [plain_text(part) for part in Path(path).parts] for path in paths]
     names = [own[-1] for own in parts]
     for depth in range(2, 8):
         if len(set(names)) == len(set(paths)):

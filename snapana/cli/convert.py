@@ -57,11 +57,14 @@ def convert(input: str, output: str, redact: bool, redact_list: str | None, forc
         document = read_snapshot_document(source)
         tell("Checking")
         normalise(document, InputInfo(source.name, source.kind))
-        if redactor is not None:
-            tell("Redacting")
-            document = redactor.document(document)
-        tell("Writing")
-        # Protocol 4 is what torch.cuda.memory._dump_snapshot writes.
-        data = pack(pickle.dumps(document, protocol=4))
+        try:
+            if redactor is not None:
+                tell("Redacting")
+                document = redactor.document(document)
+            tell("Writing")
+            # Protocol 4 is what torch.cuda.memory._dump_snapshot writes.
+            data = pack(pickle.dumps(document, protocol=4))
+        except RecursionError:
+            raise SnapanaError("input.too_large", f"{source.name} is nested too deeply to be written again.") from None
     tell_redacted(redactor, redact_list)
     write_new(target, data, force=force)

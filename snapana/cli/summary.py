@@ -61,7 +61,7 @@ def summary(
         raise click.UsageError("--json and --markdown exclude each other.")
     selection, known = read_options(options)
     if Path(input).is_dir():
-        _job(Path(input), known, as_json=as_json, markdown=markdown)
+        _job(Path(input), known, options["redact_list"], as_json=as_json, markdown=markdown)
         return
     with progress() as tell:
         results = analyse(input, progress=tell, **known)
@@ -84,11 +84,11 @@ def summary(
         print_summary(results, found, selection)
 
 
-def _job(folder: Path, known: dict[str, Any], *, as_json: bool, markdown: bool) -> None:
+def _job(folder: Path, known: dict[str, Any], listed: str | None, *, as_json: bool, markdown: bool) -> None:
     from snapana.report.job import job_document, job_markdown, print_job
 
     job = load_job(folder, known)
-    tell_redacted(known["redactor"], None)
+    tell_redacted(known["redactor"], listed)
     if as_json:
         print_json(job_document(job))
     elif markdown:

@@ -140,6 +140,8 @@ def comparison_curve(curves: Sequence[tuple[str, FloatArray, IntArray, IntArray 
     for number, (name, x, allocated, reserved) in enumerate(curves):
         # Dollars would begin a formula.
         name = name.replace("$", r"\$")
+        # A legend leaves out what begins with an underscore.
+        name = f" {name}" if name.startswith("_") else name
         colour = _RUNS[number % len(_RUNS)]
         for values, style, what in ((allocated, "-", "allocated"), (reserved, (0, (4, 2)), "reserved")):
             if values is None:

@@ -10,11 +10,12 @@ from rich.text import Text
 
 from snapana.analyses.check import Check
 from snapana.analyses.compare import Comparison
+from snapana.plain import plain_text
 from snapana.report.terminal import plain_console, text_table
 from snapana.units import format_bytes
 
 
-def check_document(found: Sequence[Check], compared: Comparison | None) -> dict[str, Any]:
+def check_document(found: Sequence[Check], compared: Sequence[Comparison], notes: Sequence[str]) -> dict[str, Any]:
     """Give the JSON document of ``snapana check``; with a baseline what both reserved is reported as well."""
     return {
         "passed": all(one.passed for one in found),
@@ -30,7 +31,8 @@ def check_document(found: Sequence[Check], compared: Comparison | None) -> dict[
             }
             for one in found
         ],
-        **({} if compared is None else _reserved(compared)),
+        "notes": list(notes),
+        **(_reserved(compared[0]) if compared else {}),
     }
 
 
@@ -39,8 +41,8 @@ def _reserved(found: Comparison) -> dict[str, Any]:
     return {"reserved": {"base_bytes": both[0], "bytes": both[1]}, "apart": found.apart or None}
 
 
-def print_checks(found: Sequence[Check], apart: str) -> None:
-    """Print what failed and by which lines; nothing if nothing did, but for figures that move apart."""
+def print_checks(found: Sequence[Check], notes: Sequence[str]) -> None:
+    """Print what failed and by which lines; nothing if nothing did, but for notes."""
     out = plain_console()
     failed = [one for one in found if not one.passed]
     if failed:
@@ -61,8 +63,8 @@ def print_checks(found: Sequence[Check], apart: str) -> None:
         out.print(Text(one.why, style="bold"))
         for site in one.sites:
             out.print(Text(f"  {format_bytes(site.bytes):>12}  {site.site}"))
-    if apart:
-        out.print(Text(f"Note: {apart}."))
+    for note in notes:
+        out.print(Text(f"Note: {note}."))
 
 
 def junit(found: Sequence[Check], name: str) -> str:
@@ -85,9 +87,9 @@ def junit(found: Sequence[Check], name: str) -> str:
             suite, "testcase", {"classname": f"snapana.{name}", "name": _name(one, several=True), "time": "0"}
         )
         if not one.passed:
-            failure = ElementTree.SubElement(case, "failure", {"message": one.why, "type": one.name})
+            failure = ElementTree.SubElement(case, "failure", {"message": plain_text(one.why), "type": one.name})
             lines = [f"limit {_figure(one, one.limit)}, value {_figure(one, one.value)}"]
-            lines += [f"{format_bytes(site.bytes)} {site.site}" for site in one.sites]
+            lines += [f"{format_bytes(site.bytes)} {plain_text(site.site)}" for site in one.sites]
             failure.text = "\n".join(lines)
     root = ElementTree.Element("testsuites")
     root.append(suite)

@@ -64,9 +64,9 @@ def _run(found: Comparison, selection: Selection) -> dict[str, Any]:
     return {
         "other": _side(found.other, selection),
         "delta": {
-            "peak_allocated_bytes": found.peak_allocated,
-            "peak_reserved_bytes": found.peak_reserved,
-            "peak_requested_bytes": found.peak_requested,
+            "peak_allocated_bytes": found.peak_allocated if found.peaks_known else None,
+            "peak_reserved_bytes": found.peak_reserved if found.peaks_known else None,
+            "peak_requested_bytes": found.peak_requested if found.peaks_known else None,
             "end_allocated_bytes": found.end_allocated,
             "categories": {f"{row.category}_bytes": int(row.delta) for row in rows(found.categories)},
         },
@@ -182,7 +182,7 @@ def _cell(value: float | None, is_bytes: bool) -> str:
         return "unknown"
     if is_bytes:
         return format_bytes(value)
-    return f"{value:.1%}" if isinstance(value, float) and abs(value) <= 1 else f"{value:,.4g}"
+    return f"{value:.1%}" if isinstance(value, float) else f"{value:,}"
 
 
 def _difference(base: float | None, other: float | None, is_bytes: bool) -> str:

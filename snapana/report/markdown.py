@@ -16,8 +16,9 @@ from snapana.units import format_bytes, format_count
 # A ticket wants the head of the table; the rest is in the HTML report.
 _ROWS = 8
 _STACK_LINES = 12
+_MOST_DEVICES = 2
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&@])")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&@$])")
 
 
 def escape(text: str) -> str:
@@ -29,11 +30,17 @@ def summary_markdown(results: Overview, found: list[Finding], selection: Selecti
     """Write the summary in at most 60 lines or so: verdict, figures, table, findings, the first stack folded."""
     snapshot = results.snapshot
     lines = [f"### snapana: {escape(snapshot.info.name)}", ""]
-    for device in results.devices:
-        lines += _device(snapshot, device, found, selection)
+    # All of it is at most 60 lines: several devices share the rows, and only the first shows a stack.
+    few = Selection(min(selection.top or _ROWS, max(1, _ROWS // max(len(results.devices), 1))), selection.min_size)
+    for device in results.devices[:_MOST_DEVICES]:
+        first = device is results.devices[0]
+        lines += _device(snapshot, device, found, few if len(results.devices) > 1 else selection, stack=first)
+    if len(results.devices) > _MOST_DEVICES:
+        lines += [f"{len(results.devices) - _MOST_DEVICES} more devices: see the report.", ""]
     lines += ["**Findings**", ""]
     lines += [
-        f"- **{finding.severity}** {escape(finding.code)}: {escape(finding.message)}" for finding in found[:_ROWS]
+        f"- **{finding.severity}** {escape(finding.code)}: {escape(finding.message)}"
+        for finding in found[: _ROWS if len(results.devices) == 1 else _ROWS // 2]
     ]
     lines += ["", f"{format_count(results.events)} events, {escape(snapshot.generation)}"]
     if results.redacted is not None:
@@ -41,14 +48,16 @@ def summary_markdown(results: Overview, found: list[Finding], selection: Selecti
     return "\n".join(lines)
 
 
-def _device(snapshot: Snapshot, device: DeviceOverview, found: list[Finding], selection: Selection) -> list[str]:
+def _device(
+    snapshot: Snapshot, device: DeviceOverview, found: list[Finding], selection: Selection, *, stack: bool
+) -> list[str]:
     answer = verdict(device, found)
     name = f"Device {device.device}: " if device.device else ""
     lines = [f"**{name}{escape(answer.title)}**", ""]
     lines += [escape(line) + "  " for line in (answer.filled, answer.cause, answer.action) if line]
     lines += ["", *_figures(device), ""]
     live = device.fatal_oom.live if device.fatal_oom else device.peak
-    lines += [*_sites(live, selection), "", *_stack(snapshot, live), ""]
+    lines += [*_sites(live, selection), "", *(_stack(snapshot, live) if stack else []), ""]
     return lines
 
 

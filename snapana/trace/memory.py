@@ -227,7 +227,7 @@ def _frames(
 
 
 # Packages that training scripts use: the profiler cuts off the folders of sys.path, and theirs look like the user's.
-_PACKAGES = {
+PACKAGES = {
     *("torch", "torchgen", "functorch", "torchvision", "torchaudio", "torchtext", "torchmetrics", "torchao", "triton"),
     *(
         "transformers",
@@ -263,7 +263,7 @@ def _whole_path(path: str) -> str:
     if plain.startswith(("/", "<", "~")) or plain[1:2] == ":":
         return path
     top = plain.split("/", 1)[0].removesuffix(".py")
-    if "/" in plain and top in _PACKAGES:
+    if "/" in plain and top in PACKAGES:
         return f"/site-packages/{plain}"
     return f"/lib/python3.0/{plain}" if top in sys.stdlib_module_names else path
 

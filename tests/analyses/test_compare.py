@@ -203,3 +203,18 @@ def test_times() -> None:
         "a quarter as large",
         "1.75 times as large",
     ]
+
+
+def test_a_peak_that_is_not_known_is_not_compared() -> None:
+    found = compared("train_adam", "no_history")
+    assert not found.peaks_known
+    assert verdict_lines(found)[0].startswith("no_history holds a final state only")
+    assert not any("lower" in line or "higher" in line for line in verdict_lines(found))
+    cut = compared("train_adam", "train_truncated")
+    assert verdict_lines(cut)[0].startswith("Within what was recorded, of which a part is lost, train_truncated peaks")
+    assert cut.apart == ""
+
+
+@pytest.mark.parametrize("pair", [("train_adam", "leak_small"), ("graphs", "hf_lora"), ("train_checkpoint", "conv_b6")])
+def test_no_batch_is_made_up(pair: tuple[str, str]) -> None:
+    assert compared(*pair).batch is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,6 +11,7 @@ import pytest
 from snapana.analyses.check import parse_leak, parse_tolerance
 from snapana.cli import main
 from snapana.errors import SnapanaError
+from tests.builders import History
 from tests.cli.test_cli import run, run_json, sample
 
 PEAK = 1_016_139_264
@@ -116,3 +118,52 @@ def test_figures_of_options() -> None:
     assert parse_tolerance("64MiB") == 64 * 2**20
     with pytest.raises(SnapanaError):
         parse_tolerance("-1%")
+
+
+def test_what_is_not_known_does_not_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    for options in (["--max-allocated", "300GiB"], ["--max-reserved", "300GiB"], ["--baseline", sample("train_adam")]):
+        code, out, _ = run(capsys, "check", sample("no_history"), *options)
+        assert (code, "unknown" in out) == (1, True)
+    code, out, _ = run(capsys, "check", sample("train_truncated"), "--max-allocated", "800MiB")
+    assert (code, "lost a part of its run" in out) == (0, True)
+
+
+def test_each_device_is_held_against_its_own_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, other = (two_devices(tmp_path / name, second) for name, second in (("a.pickle", 4), ("b.pickle", 9)))
+    code, out, _ = run(capsys, "check", str(other), "--baseline", str(base))
+    assert code == 1
+    assert "baseline, device 1" in out
+    assert main(["check", str(other), "--baseline", str(base), "--device", "0"]) == 0
+    assert main(["check", str(other), "--baseline", str(base), "--device", "1"]) == 1
+    capsys.readouterr()
+    found = run_json(capsys, "compare", str(base), str(other), "--device", "1")
+    assert found["delta"]["peak_allocated_bytes"] == 5 * 2**20
+    found = run_json(capsys, "compare", str(base), str(other))
+    assert any("--device names another" in note for note in found["notes"])
+
+
+def two_devices(path: Path, second: int) -> Path:
+    """Write a snapshot of two devices, of which the first holds 40 MiB and the second so many."""
+    documents = []
+    for size in (40, second):
+        history = History()
+        for _ in range(size):
+            history.alloc(2**20, "work")
+        documents.append(history.document())
+    document = documents[0]
+    for segment in documents[1]["segments"]:
+        document["segments"].append({**segment, "device": 1})
+    document["device_traces"].append(documents[1]["device_traces"][0])
+    path.write_bytes(pickle.dumps(document))
+    return path
+
+
+def test_fractions_and_switches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_tolerance("0.02") == 0.02
+    config = tmp_path / "c.toml"
+    base = sample("train_adam")
+    config.write_text(f'[tool.snapana.check]\nbaseline = "{base}"\ntolerance = 0.7\n')
+    assert main(["check", sample("train_b16"), "--config", str(config)]) == 0
+    config.write_text(f'[tool.snapana.check]\nbaseline = "{base}"\nstrict_reserved = "false"\n')
+    assert main(["check", sample("train_b16"), "--config", str(config)]) == 2
+    assert "[usage.config]" in capsys.readouterr().err
