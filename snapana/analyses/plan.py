@@ -65,6 +65,7 @@ class Recorded:
         name: of the file.
         batch: its micro-batch.
         peak_allocated: bytes, recorded.
+        needed: the same, with the requests that failed.
         predicted: what the plan says for this batch.
 
     """
@@ -72,6 +73,7 @@ class Recorded:
     name: str
     batch: int
     peak_allocated: int
+    needed: int
     predicted: int
 
 
@@ -199,12 +201,13 @@ def plan(
             one.info.name,
             size,
             int(one.replay[device].curves["allocated"].max()),
+            _needed(one, device),
             _point(alternative if alternative and one is not base else once, size, 1).peak_allocated,
         )
         for one, size in recordings
     )
     # What the model misses of what was recorded it may miss elsewhere.
-    missed = max(_LEAST_MISS, *(abs(one.predicted / one.peak_allocated - 1) for one in recorded))
+    missed = max(_LEAST_MISS, *(abs(one.predicted / one.needed - 1) for one in recorded))
     points = []
     for size in sizes:
         progress(f"Simulating micro-batch {size}")
@@ -255,13 +258,22 @@ def _point(model: _Model, batch: int, steps_of: int) -> Point:
     )
 
 
+def _needed(snapshot: Snapshot, device: int) -> int:
+    """Give the highest that was allocated, or would have been if no request had failed."""
+    replay = snapshot.replay[device]
+    allocated = replay.curves["allocated"].to_numpy()
+    failed = np.flatnonzero((replay.events["action"] == "oom").to_numpy())
+    asked = replay.events["size"].to_numpy()[failed]
+    return max(int(allocated.max()), int((allocated[failed] + asked).max(initial=0)), 1)
+
+
 def _allow(point: Point, share: float) -> Point:
     """Widen the ranges by a share."""
     return replace(
         point,
-        low=min(point.low, round(point.peak_allocated * (1 - share))),
+        low=max(min(point.low, round(point.peak_allocated * (1 - share))), 0),
         high=max(point.high, round(point.peak_allocated * (1 + share))),
-        reserved_low=min(point.reserved_low, round(point.peak_reserved * (1 - share))),
+        reserved_low=max(min(point.reserved_low, round(point.peak_reserved * (1 - share))), 0),
         reserved_high=max(point.reserved_high, round(point.peak_reserved * (1 + share))),
     )
 

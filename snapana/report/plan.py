@@ -34,6 +34,7 @@ def _object(found: Plan) -> dict[str, Any]:
                 "input": one.name,
                 "micro_batch": one.batch,
                 "peak_allocated_bytes": one.peak_allocated,
+                "needed_bytes": one.needed,
                 "predicted_bytes": one.predicted,
             }
             for one in found.recorded
@@ -98,10 +99,11 @@ def print_plan(found: Sequence[Plan]) -> None:
 def _lines(found: Plan) -> list[str]:
     lines = []
     for one in found.recorded:
-        off = one.predicted / one.peak_allocated - 1 if one.peak_allocated else 0.0
+        failed = one.needed > one.peak_allocated
         lines.append(
             f"Recorded: {one.name}, micro-batch {format_count(one.batch)}, {format_bytes(one.peak_allocated)} "
-            f"allocated at most; the model says {format_bytes(one.predicted)} ({off:+.2%})."
+            f"allocated at most{f', {format_bytes(one.needed)} with what failed' if failed else ''}; "
+            f"the model says {format_bytes(one.predicted)} ({one.predicted / one.needed - 1:+.2%})."
         )
     if found.capacity is not None:
         usable = f"{format_bytes(found.capacity)} less {found.margin:.0%}, under {found.conf or 'default settings'}"

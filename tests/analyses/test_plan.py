@@ -157,3 +157,14 @@ def test_the_frame_has_the_points() -> None:
     found = planned("train_b4", 4)
     assert found.frame["micro_batch"].tolist() == [2, 4, 8, 16]
     assert (found.frame["low"] <= found.frame["peak_allocated"]).all()
+
+
+@pytest.mark.parametrize("name", ["oom_train", "other_process", "in_pool", "record_oom", "llm_oom", "capacity"])
+def test_requests_that_failed_are_part_of_what_is_needed(name: str) -> None:
+    found = planned(name, 8, at=[4, 8, 16])
+    (recorded,) = found.recorded
+    assert recorded.needed > recorded.peak_allocated
+    assert recorded.predicted == pytest.approx(recorded.needed, rel=0.01)
+    for point in found.points:
+        assert 0 <= point.low <= point.peak_allocated <= point.high <= 2.5 * point.peak_allocated
+        assert point.reserved_low <= point.peak_reserved <= point.reserved_high
