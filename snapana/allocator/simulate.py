@@ -19,6 +19,8 @@ Place = Callable[[int], int]
 DEFAULT_POOL = (0, 0)
 # Address space reserved for one expandable segment; 9/8 of a card, rounded, would do.
 RESERVATION = 256 * 1024**3
+# No card has more; addresses are not endless either.
+_MOST = 16 * 1024**4
 _FIRST_RESERVATION = 0x1000_0000_0000
 
 
@@ -366,7 +368,7 @@ class Simulator:
     def _new(self, pool: _Pool, size: int, stream: int) -> Block | None:
         """Get a block from the driver (``alloc_block``); None over the limit."""
         wanted = segment_size(size, self.settings.large_segment_size)
-        if self.limit is not None and self.reserved + wanted > self.limit:
+        if self.reserved + wanted > (_MOST if self.limit is None else min(self.limit, _MOST)):
             return None
         if self.settings.expandable_segments:
             return self._grow(pool, size, stream)

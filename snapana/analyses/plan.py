@@ -245,6 +245,8 @@ def checkpoints(snapshot: Snapshot) -> bool:
 
 def _point(model: _Model, batch: int, steps_of: int) -> Point:
     best = simulate(model.at(batch, "best"), model.settings)
+    if best.failed_at is not None:
+        raise SnapanaError("usage.plan", f"A micro-batch of {batch:,} would need more than any card has.")
     least, most = (simulate(model.at(batch, bound), model.settings, ranges=False) for bound in ("least", "most"))
     return Point(
         micro_batch=batch,

@@ -118,7 +118,7 @@ def _row(found: WhatIf, run: Run, changes: str) -> list[str]:
     recorded = run is found.runs[0]
     cells = [
         format_bytes(run.peak_reserved),
-        f"{run.peak_reserved / base - 1:+.1%}" if base and not recorded else "",
+        f"{run.peak_reserved / base - 1:+.1%}" if base and not recorded and run.failed_at is None else "",
         "" if run.low == run.high else f"{format_bytes(run.low)} to {format_bytes(run.high)}",
         f"{run.peak_allocated / run.peak_reserved:.0%}" if run.peak_reserved else "",
         format_count(run.segments),

@@ -493,3 +493,10 @@ def test_compare_speaks_up_when_allocated_and_reserved_part(capsys: pytest.Captu
     assert (code, "allocated -37%, reserved -18%" in out.splitlines()[1]) == (0, True)
     assert main(["compare", *pair, "--strict-reserved"]) == 1
     assert main(["compare", sample("train_b4"), sample("train_b16"), "--strict-reserved"]) == 0
+
+
+def test_what_no_card_has_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", sample("train_b4"), "--batch", "1", "--at", "1048576"]) == 2
+    assert "[usage.plan]" in capsys.readouterr().err
+    code, out, _ = run(capsys, "whatif", sample("train_b4"), "--preallocate", "1000TiB")
+    assert (code, "at allocation" in out) == (0, True)
