@@ -116,7 +116,7 @@ def test_lines_are_found_again_in_an_edited_program(shift: int, at: int, seed: i
         own = (frames["kind"] == "user") & (frames["line"] > at)
         frames.loc[own, "line"] += shift
         if seed == 1:
-            frames["filename"] = frames["filename"].str.replace("/home/user/", "/work/elsewhere/", regex=False)
+            frames["filename"] = frames["filename"].str.replace("/home/user/", "/srv/elsewhere/", regex=False)
         return frames
 
     found = compare(overview(snapshot), overview(edited(snapshot, insert_lines)))
