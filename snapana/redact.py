@@ -115,6 +115,7 @@ class Redactor:
         self._people: dict[str, str] = {}
         self._pattern: re.Pattern[str] | None = None
         self._paths: dict[str, str] = {}
+        self._texts: dict[tuple[str, str], str] = {}
 
     @property
     def counts(self) -> dict[str, int]:
@@ -375,7 +376,11 @@ class Redactor:
             for name, item in value.items():
                 plain = not foreign and _is_known(name)
                 label = name if plain else self._digest("key", str(name))
-                made[label] = self._walk(item, (inner if name == "name" else str(name)) if plain else _FOREIGN, done)
+                if type(item) is int:
+                    made[label] = item
+                    continue
+                below = (inner if name == "name" else name) if plain else _FOREIGN
+                made[label] = self._text(below, item) if type(item) is str else self._walk(item, below, done)
             return made
         if not isinstance(value, list | tuple):
             return None
@@ -383,6 +388,13 @@ class Redactor:
         made = tuple(items) if isinstance(value, tuple) else items
         done[id(value), foreign] = made
         return made
+
+    def _text(self, key: str, value: str) -> str:
+        """Replace one text, looked up where it was met before under the same key."""
+        known = self._texts.get((key, value))
+        if known is None:
+            known = self._texts[key, value] = self._value(key, value)
+        return known
 
     def _value(self, key: str, value: str) -> str:
         if key in _VALUES:
