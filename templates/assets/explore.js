@@ -210,9 +210,26 @@
         }
         total[chunk] = most;
       }
-      const found = { labels, k, of, start, fullest, when, total };
+      const found = { labels, k, of, start, fullest, when, total, slots: this.slots(mode, labels) };
       this.grouped.set(mode, found);
       return found;
+    }
+
+    /* Which colour each group has: lines that another run beside this one has as well keep its colour. */
+    slots(mode, labels) {
+      const like = mode === "site" ? this.like || [] : [];
+      const plain = (label) => label.replace(/:\d+ /, " ");
+      const theirs = like.map(plain);
+      const found = labels.map((label) => theirs.indexOf(plain(label)));
+      const taken = new Set();
+      found.forEach((slot, group) => { if (taken.has(slot)) found[group] = -1; taken.add(slot); });
+      let next = 0;
+      return found.map((slot) => {
+        if (slot >= 0) return slot;
+        while (taken.has(next)) next += 1;
+        taken.add(next);
+        return next;
+      });
     }
 
     /* The fullest instant of each column between two events: sums by group, totals and events. */
@@ -437,6 +454,9 @@
       this.steps = other.steps = this.model.head.steps.length > 1 && other.model.head.steps.length > 1;
       this.linked.push(other);
       other.linked.push(this);
+      other.model.like = this.model.groups("site").labels;
+      other.model.grouped.clear();
+      other.paint();
     }
 
     zoom(factor, at) {
@@ -511,7 +531,7 @@
 
     colour(group, groups) {
       if (this.mode !== "category" && group === groups.k - 1) return this.paints.other;
-      return this.paints.bands[group % this.paints.bands.length];
+      return this.paints.bands[groups.slots[group] % this.paints.bands.length];
     }
 
     prepare(canvas, height) {

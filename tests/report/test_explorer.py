@@ -257,6 +257,14 @@ def test_two_runs_share_an_axis_and_a_difference(browser: Any, tmp_path: Path) -
     sides = "const [a, b] = [...document.querySelectorAll('.explorer.side')].map((root) => root.explorer);"
     root = page.evaluate("() => document.querySelector('.difference').explorer.whole.sizes")
     assert root == [found.base.device.peak.allocated, found.other.device.peak.allocated]
+    # Lines that both have keep their colour.
+    colours = page.evaluate(
+        f"() => {{ {sides} return [a, b].map((x) => {{ const g = x.model.groups('site'); "
+        "return Object.fromEntries(g.labels.map((label, at) => [label, g.slots[at]])); }); }"
+    )
+    shared = set(colours[0]) & set(colours[1]) - {"others"}
+    assert len(shared) > 4
+    assert all(colours[0][label] == colours[1][label] for label in shared)
     # The second steps of both lie under each other.
     ends = [side.device.steps.table["end_event"].tolist() for side in (found.base, found.other)]
     page.evaluate(f"() => {{ {sides} a.look({ends[0][0] + 1}, {ends[0][1] + 1}); }}")
