@@ -237,6 +237,18 @@ def chosen_devices(snapshot: Snapshot, device: int | None) -> tuple[int, ...]:
     return (device,)
 
 
+def with_history(snapshot: Snapshot, device: int | None) -> tuple[int, ...]:
+    """Give the device that was asked for, or all that allocations were recorded of; all where there are none.
+
+    Raises:
+        SnapanaError: ``usage.device`` where the file knows no such device.
+
+    """
+    chosen = chosen_devices(snapshot, device)
+    known = tuple(one for one in chosen if bool((snapshot.replay[one].allocations["alloc"] >= 0).any()))
+    return known if known and device is None else chosen
+
+
 def available(wanted: str | None, devices: Sequence[int], find: Callable[[int, str], object]) -> dict[int, str | None]:
     """Give for each device what was asked for where the device has it, else None: only if none has it that fails.
 

@@ -189,6 +189,12 @@ def plan(
             )
         alternative = _models(recordings[1][0], device, guessed(recordings[1][0], device, batch), settings)[0]
     base, base_batch = recordings[0]
+    if len(recordings) == 2 and not by_checkpointing and checkpoints(base) != checkpoints(recordings[1][0]):
+        raise SnapanaError(
+            "plan.unlike",
+            "Only one of the recordings uses activation checkpointing, and their batches differ.",
+            "Give both at one batch, or both with or both without checkpointing.",
+        )
     if len(recordings) == 2 and not by_checkpointing:
         scaling = measured(base, base_batch, *recordings[1], device)
     else:
@@ -288,7 +294,7 @@ def _largest(model: _Model, limit: int) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if model.fits(middle, limit) else (low, middle)
-    return low
+    return min(low, MOST)
 
 
 def _micro_batch(once: _Model, accumulating: _Model, wanted: int, limit: int | None, recorded: int) -> int | None:

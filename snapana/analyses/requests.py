@@ -58,7 +58,20 @@ def turning_point(snapshot: Snapshot, device: int, at: str) -> int:
     """
     if at.lstrip("-").isdigit():
         return _events(snapshot, device, at)[0]
-    return int(steps(snapshot, device, at).table["start_event"].iloc[0])
+    found = steps(snapshot, device, at)
+    if not len(found):
+        raise SnapanaError(
+            "usage.step", f"No range of {at!r} lies in the window.", "Name an event, or another annotation."
+        )
+    return int(found.table["start_event"].iloc[0])
+
+
+def limit_is_guess(snapshot: Snapshot, device: int, facts: Facts) -> bool:
+    """Whether ``known_limit`` is only the least that the limit may have been."""
+    if all_facts(snapshot, facts).limit_of(device) is not None:
+        return False
+    failures = out_of_memory(snapshot, device, facts, explained=0)
+    return bool(failures) and failures[-1].limit is None and failures[-1].limit_low is not None
 
 
 def _events(snapshot: Snapshot, device: int, at: str) -> list[int]:

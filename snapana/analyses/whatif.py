@@ -27,6 +27,10 @@ MIB = 1024**2
 MOST_EVENTS = 80_000
 # Each allocation is compared with all larger ones.
 MOST_PACKED = 20_000
+_GUESSED = (
+    "The file does not tell the limit, which was {} at least: what runs out of memory here may have fitted. Give the "
+    "limit with --capacity, or PyTorch's message with --message."
+)
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,11 @@ class Run:
         segments: made, or ranges mapped.
         freed: given back, or ranges unmapped.
         retries: requests that first failed and for which the cache was released.
-        failed_at: number of the allocation that did not fit, None if all did.
+        failed_at: allocations that had succeeded when one did not fit, None if all did.
         failed_event: its event.
         failed_bytes: what it requested.
         failed_again: of the requests whose failure is recorded, those that fail here too.
+        again_at: of the first of them: allocations that had succeeded, event, bytes; None if there is none.
         smallest_capacity: the least limit under which all requests fit; None if it was not asked for.
 
     """
@@ -88,6 +93,7 @@ class Run:
     failed_event: int | None
     failed_bytes: int | None
     failed_again: int
+    again_at: tuple[int, int, int] | None = None
     smallest_capacity: int | None = None
 
 
@@ -260,6 +266,8 @@ def _simulate(
     )
     place: dict[int, int] = {}
     failure: tuple[int, int, int] | None = None
+    again_at: tuple[int, int, int] | None = None
+    done = 0
     turn = None if then is None else then[0]
     for what, number, event in work.operations:
         if turn is not None and then is not None and event >= turn:
@@ -269,8 +277,9 @@ def _simulate(
             try:
                 addr = sim.malloc(max(work.requested[number], 1), work.stream[number], work.pool[number])
             except SimulatedOutOfMemoryError:
-                failure = (number, event, work.requested[number])
+                failure = (done, event, work.requested[number])
                 break
+            done += 1
             place[number] = addr
             peak_allocated = max(peak_allocated, sim.allocated)
             if after is not None and event >= 0:
@@ -292,6 +301,7 @@ def _simulate(
                 sim.free(sim.malloc(max(work.requested[number], 1), work.stream[number], work.pool[number]))
             except SimulatedOutOfMemoryError:
                 again += 1
+                again_at = again_at or (done, event, work.requested[number])
     at, event_of, size = failure if failure else (None, None, None)
     return Run(
         conf=settings.conf,
@@ -308,6 +318,7 @@ def _simulate(
         failed_event=event_of,
         failed_bytes=size,
         failed_again=again,
+        again_at=again_at,
     )
 
 
@@ -476,6 +487,7 @@ def what_if(
     workers: int = 1,
     change: Callable[[Workload], Workload] | None = None,
     until: int | None = None,
+    guessed: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> WhatIf:
     """Ask what the recorded requests would have reserved under other settings.
@@ -491,6 +503,7 @@ def what_if(
             ``multiprocessing`` documents.
         change: applied to the requests, but for the run of what was recorded.
         until: event from which on the recorded settings hold again.
+        guessed: whether ``limit`` is only the least that it may have been.
         progress: told what is being done.
 
     Raises:
@@ -505,6 +518,9 @@ def what_if(
             "Call torch.cuda.memory._record_memory_history() before the model is built.",
         )
     tried = [conf for conf in worth_trying(own, limit) if conf not in confs] if sweep else []
+    # Of a recording under other settings the defaults are worth trying, and its own once only.
+    if tried and snapshot.settings.conf:
+        tried = ["", *(conf for conf in tried if conf != snapshot.settings.conf)]
     wanted = list(map(parse_conf, [*confs, *tried]))
     if change is not None and not wanted:
         wanted = [snapshot.settings]
@@ -525,7 +541,9 @@ def what_if(
     tasks = [task for group in groups for task in group]
     with _answers(question, tasks, workers) as answers:
         progress("Running the recorded settings again")
-        again = reproduce(snapshot, device, own, limit)
+        # A limit that would have changed the recording does not tell how exact the model is.
+        recorded_limit = None if limit is None else max(limit, int(replay.curves["reserved"].max()))
+        again = reproduce(snapshot, device, own, recorded_limit)
         progress("Packing the same lives")
         least = packed(snapshot, device)
         found = []
@@ -547,7 +565,10 @@ def what_if(
         reproduction=again,
         runs=tuple(runs),
         failures=int((replay.events["action"] == "oom").sum()),
-        notes=tuple(_notes(snapshot, device, own, again, slack, unknown, limit)),
+        notes=(
+            *((_GUESSED.format(format_bytes(limit)),) if guessed and limit is not None else ()),
+            *_notes(snapshot, device, own, again, slack, unknown, limit),
+        ),
     )
 
 
@@ -567,7 +588,8 @@ def briefly(snapshot: Snapshot, device: int, limit: int | None) -> tuple[Reprodu
         return None
     confs = [snapshot.settings, *map(parse_conf, worth_trying(own, limit))]
     runs = tuple(simulate(own, settings, limit, ranges=False) for settings in confs)
-    return reproduce(snapshot, device, own, limit), runs
+    recorded_limit = None if limit is None else max(limit, int(replay.curves["reserved"].max()))
+    return reproduce(snapshot, device, own, recorded_limit), runs
 
 
 def _cached_before(snapshot: Snapshot, device: int, work: Workload) -> int:

@@ -72,7 +72,7 @@ def plan(
       snapana plan batch4.pickle --batch 4 --other batch16.pickle --other-batch 16 --at 32 --at 64
     """
     from snapana.allocator.settings import parse_conf
-    from snapana.analyses.overview import chosen_devices
+    from snapana.analyses.overview import with_history
     from snapana.analyses.plan import plan as make_plan
     from snapana.loading import load_snapshot
 
@@ -96,7 +96,7 @@ def plan(
                 settings=settings,
                 progress=tell,
             )
-            for number in chosen_devices(snapshot, device)
+            for number in with_history(snapshot, device)
         ]
     if not found:
         raise SnapanaError("usage.plan", f"{input} holds no allocations.")

@@ -66,8 +66,8 @@ def whatif(
       snapana whatif profil_vram.pickle --preallocate 20GiB --empty-cache-at each-step
       snapana whatif profil_vram.pickle --conf expandable_segments:True --until "## forward ##"
     """
-    from snapana.analyses.overview import chosen_devices
-    from snapana.analyses.requests import changed, known_limit, turning_point
+    from snapana.analyses.overview import with_history
+    from snapana.analyses.requests import changed, known_limit, limit_is_guess, turning_point
     from snapana.analyses.whatif import what_if
     from snapana.loading import load_any
     from snapana.snapshot.model import Snapshot
@@ -89,10 +89,11 @@ def whatif(
                 smallest=smallest,
                 workers=os.cpu_count() or 1,
                 change=changed(snapshot, number, empty_cache_at, preallocate),
+                guessed=limit_is_guess(snapshot, number, known),
                 until=None if until is None else turning_point(snapshot, number, until),
                 progress=tell,
             )
-            for number in chosen_devices(snapshot, device)
+            for number in with_history(snapshot, device)
         ]
     changes = ", ".join(
         text

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from snapana._version import __version__
 from snapana.analyses.card import CardUse
 from snapana.analyses.churn import Churn
+from snapana.analyses.failure import Facts
 from snapana.analyses.fragmentation import Fragmentation
 from snapana.analyses.groups import stacked
 from snapana.analyses.hints import hints
@@ -60,7 +61,7 @@ def render_report(results: Overview, found: list[Finding], selection: Selection,
     snapshot = results.snapshot
     page = environment().get_template("report.html.j2")
     devices = [
-        _device(snapshot, device, found, selection)
+        _device(snapshot, device, found, selection, results.facts)
         for device in sorted(results.devices, key=lambda device: device.device < 0)
     ]
     return page.render(
@@ -88,7 +89,9 @@ def redacted_line(counts: dict[str, int] | None) -> str:
     return f"Redacted: {', '.join(parts) or 'nothing'}; figures and names of functions are as recorded."
 
 
-def _device(snapshot: Snapshot, device: DeviceOverview, found: list[Finding], selection: Selection) -> dict[str, Any]:
+def _device(
+    snapshot: Snapshot, device: DeviceOverview, found: list[Finding], selection: Selection, facts: Facts
+) -> dict[str, Any]:
     return {
         "device": device,
         "verdict": verdict(device, found),
@@ -113,26 +116,33 @@ def _device(snapshot: Snapshot, device: DeviceOverview, found: list[Finding], se
         "steps_left_out": max(0, len(device.steps) - _MAX_STEPS),
         "space": None if device.space is None else _space(snapshot, device, device.space, selection),
         "payload": payload(snapshot, device),
-        "other_settings": _other_settings(snapshot, device),
+        "other_settings": _other_settings(snapshot, device, facts),
         "profile": None if device.profile is None else _profile(device.profile, selection),
     }
 
 
-def _other_settings(snapshot: Snapshot, device: DeviceOverview) -> dict[str, Any] | None:
+def _other_settings(snapshot: Snapshot, device: DeviceOverview, facts: Facts) -> dict[str, Any] | None:
     """Ask the model of the allocator; None where it cannot tell."""
     failed = device.fatal_oom
     if snapshot.info.kind != "snapshot":
         return None
-    found = briefly(snapshot, device.device, None if failed is None else limit_of(snapshot, failed))
+    limit = facts.limit_of(device.device)
+    if limit is None and failed is not None:
+        limit = limit_of(snapshot, failed)
+    found = briefly(snapshot, device.device, limit)
     if found is None:
         return None
     again, runs = found
     recorded = runs[0]
     best = min(runs, key=lambda run: (run.failed_at is not None, run.failed_again, run.peak_reserved))
+    cures = (best.failed_at is not None, best.failed_again) < (recorded.failed_at is not None, recorded.failed_again)
     return {
         "again": again,
+        "limit": limit,
         "failed": bool(recorded.failed_again),
-        "best": None if best is recorded or best.peak_reserved > 0.98 * recorded.peak_reserved else best,
+        "best": None
+        if best is recorded or (not cures and best.peak_reserved > 0.98 * recorded.peak_reserved)
+        else best,
         "rows": [
             {"run": run, "change": run.peak_reserved / max(recorded.peak_reserved, 1) - 1, "recorded": run is recorded}
             for run in runs

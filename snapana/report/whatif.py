@@ -52,6 +52,8 @@ def _object(found: WhatIf) -> dict[str, Any]:
 
 
 def _run(run: Run) -> dict[str, Any]:
+    names = ("alloc_index", "event", "requested_bytes")
+    again = None if run.again_at is None else dict(zip(names, run.again_at, strict=True))
     failed = {"alloc_index": run.failed_at, "event": run.failed_event, "requested_bytes": run.failed_bytes}
     return {
         "conf": run.conf,
@@ -64,7 +66,7 @@ def _run(run: Run) -> dict[str, Any]:
         "retries": run.retries,
         "recorded_failures_again": run.failed_again,
         "smallest_capacity_bytes": run.smallest_capacity,
-        "oom": None if run.failed_at is None else failed,
+        "oom": failed if run.failed_at is not None else again,
     }
 
 

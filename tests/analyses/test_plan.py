@@ -151,6 +151,8 @@ def test_what_cannot_be_planned() -> None:
         planned("train_b4", 4, "train_b4", 4)
     with pytest.raises(SnapanaError, match=r"usage\.plan"):
         planned("no_history", 4)
+    with pytest.raises(SnapanaError, match=r"plan\.unlike"):
+        planned("train_checkpoint", 8, "train_b16", 16)
 
 
 def test_the_frame_has_the_points() -> None:

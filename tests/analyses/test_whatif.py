@@ -9,7 +9,7 @@ from snapana.allocator.driver import Downwards, Observed, Upwards
 from snapana.allocator.settings import AllocatorSettings, parse_conf
 from snapana.analyses.failure import Facts
 from snapana.analyses.oom import out_of_memory
-from snapana.analyses.requests import changed, known_limit, turning_point
+from snapana.analyses.requests import changed, known_limit, limit_is_guess, turning_point
 from snapana.analyses.steps import steps
 from snapana.analyses.whatif import (
     briefly,
@@ -207,3 +207,19 @@ def test_a_short_answer_for_the_report() -> None:
     assert "" not in fits
     assert briefly(load_sample("train_late"), 0, None) is None
     assert briefly(load_sample("no_history"), 0, None) is None
+
+
+def test_a_recorded_failure_that_happens_again_is_told() -> None:
+    found = what_if(load_sample("frag_3.8"), 0, ["", "expandable_segments:True"], limit=FRAG_LIMIT)
+    again, fits = found.runs[1:]
+    assert again.again_at is not None
+    assert again.again_at[0] == 1661
+    assert fits.again_at is None
+    exact = what_if(load_sample("train_adam"), 0, [""], limit=500 * MIB)
+    assert (exact.reproduction.mismatches, exact.reproduction.peak_reserved_error) == (0, 0)
+    assert exact.runs[1].failed_at is not None
+    assert limit_is_guess(load_sample("other_stream"), 0, Facts())
+    assert not limit_is_guess(load_sample("other_stream"), 0, Facts(3 * GIB))
+    assert not limit_is_guess(load_sample("record_oom"), 0, Facts())
+    with pytest.raises(SnapanaError, match=r"usage\.step"):
+        turning_point(load_sample("train_truncated"), 0, "## forward ##")

@@ -188,3 +188,9 @@ def test_other_settings_are_shown() -> None:
     assert "expandable_segments:True would have held the recorded requests in 130.39 GiB" in text
     assert "and the request that failed" in text
     assert "What other allocator settings" not in page_of(load_sample("train_late"))
+
+
+def test_a_setting_that_avoids_the_failure_is_named() -> None:
+    text = " ".join(" ".join(parse(page_of(load_sample("frag_3.8"))).text).split())
+    assert "expandable_segments:True would have held the recorded requests" in text
+    assert "No setting that was tried" not in text
