@@ -441,7 +441,6 @@ def _mapped(column: pd.Series, change: Callable[[str], str]) -> pd.Series:
     return column.map({text: change(str(text)) for text in column.unique().tolist()})
 
 
-def summary_of(redactor: Redactor) -> str:
+def summary_of(counts: dict[str, int]) -> str:
     """Say how much was replaced: ``3 folders, 1 user, 2 annotations``."""
-    counts = redactor.counts.items()
-    return ", ".join(f"{count:,} {kind}{'s' if count != 1 else ''}" for kind, count in counts) or "nothing"
+    return ", ".join(f"{count:,} {kind}{'s' if count != 1 else ''}" for kind, count in counts.items()) or "nothing"

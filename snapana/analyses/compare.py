@@ -11,6 +11,7 @@ import pandas as pd
 from snapana.analyses.categories import ACTIVATIONS, GRADIENTS, INPUTS, OPTIMIZER, PARAMETERS
 from snapana.analyses.matching import match_sites, moved
 from snapana.analyses.overview import DeviceOverview, Overview
+from snapana.analyses.phases import checkpoints
 from snapana.analyses.rules import CATEGORIES
 from snapana.analyses.sites import site_codes, site_list
 from snapana.errors import SnapanaError
@@ -28,7 +29,6 @@ _AGREEING = 0.6
 _MOST = 64
 # Peaks nearer to each other (as a share) count as the same.
 _SAME = 0.005
-_CHECKPOINT = "torch/utils/checkpoint.py"
 
 
 @dataclass(frozen=True)
@@ -427,14 +427,9 @@ def behaviour(base: Side, other: Side) -> list[str]:
                 if mine.per_step is not None and yours.per_step is not None:
                     line += f" and makes {mine.per_step:.3g} segments a step instead of {yours.per_step:.3g}"
                 said.append(line)
-        if _checkpoints(side.snapshot) and not _checkpoints(beside.snapshot):
+        if checkpoints(side.snapshot) and not checkpoints(beside.snapshot):
             said.append(f"{side.name} uses activation checkpointing")
     return said
-
-
-def _checkpoints(snapshot: Snapshot) -> bool:
-    files = snapshot.stacks.frames["filename"].str.replace("\\", "/", regex=False)
-    return bool(files.str.endswith(_CHECKPOINT).any())
 
 
 # ---- the verdict

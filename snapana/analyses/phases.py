@@ -37,6 +37,7 @@ _COMPILER = re.compile(r"/torch/(?:_inductor|_dynamo|_functorch|_higher_order_op
 _NODE = re.compile(r"Backward\d*(?:::|$)|autograd::Engine|evaluate_function|AccumulateGrad")
 
 
+_CHECKPOINT = "torch/utils/checkpoint.py"
 _APPLIES = re.compile(r"Backward\d*::apply\(\)$")
 
 
@@ -125,3 +126,9 @@ def _traits(frames: Sequence[tuple[str, str, int, str]]) -> set[str]:
     if any(_WORKSPACE.search(name) for name in native[:40]):
         found.add("workspace")
     return found
+
+
+def checkpoints(snapshot: Snapshot) -> bool:
+    """Whether any stack passes through PyTorch's activation checkpointing."""
+    files = snapshot.stacks.frames["filename"].str.replace("\\", "/", regex=False)
+    return bool(files.str.endswith(_CHECKPOINT).any())

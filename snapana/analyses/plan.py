@@ -11,7 +11,7 @@ import pandas as pd
 
 from snapana.allocator.settings import AllocatorSettings
 from snapana.analyses.categories import ACTIVATIONS, GRADIENTS, INPUTS, categorise
-from snapana.analyses.phases import stack_traits
+from snapana.analyses.phases import checkpoints, stack_traits
 from snapana.analyses.rules import CATEGORIES
 from snapana.analyses.scaling import Scaling, guessed, measured
 from snapana.analyses.sites import site_codes, site_list
@@ -28,7 +28,6 @@ MOST = 2**20
 _ALIKE = 0.05
 # Blocks keep what is not worth splitting off: no figure is surer than this.
 _LEAST_MISS = 0.005
-_CHECKPOINT = "torch/utils/checkpoint.py"
 
 
 @dataclass(frozen=True)
@@ -241,12 +240,6 @@ def plan(
         largest_checkpointing=largest_checkpointing,
         assumptions=tuple(_assumptions(base, device, scaling)),
     )
-
-
-def checkpoints(snapshot: Snapshot) -> bool:
-    """Whether any stack passes through PyTorch's activation checkpointing."""
-    files = snapshot.stacks.frames["filename"].str.replace("\\", "/", regex=False)
-    return bool(files.str.endswith(_CHECKPOINT).any())
 
 
 def _point(model: _Model, batch: int, steps_of: int) -> Point:

@@ -357,6 +357,9 @@ def reproduce(snapshot: Snapshot, device: int, work: Workload, limit: int | None
         bad += sim.reserved != int(reserved[event + 1])
         moved += addr != int(addresses[event])
 
+    if limit is not None:
+        # A limit that would have changed the recording does not tell how exact the model is.
+        limit = max(limit, int(reserved.max()))
     run = _simulate(work, snapshot.settings, limit, _Recorded(placed), after)
     return Reproduction(
         allocations=seen,
@@ -541,9 +544,7 @@ def what_if(
     tasks = [task for group in groups for task in group]
     with _answers(question, tasks, workers) as answers:
         progress("Running the recorded settings again")
-        # A limit that would have changed the recording does not tell how exact the model is.
-        recorded_limit = None if limit is None else max(limit, int(replay.curves["reserved"].max()))
-        again = reproduce(snapshot, device, own, recorded_limit)
+        again = reproduce(snapshot, device, own, limit)
         progress("Packing the same lives")
         least = packed(snapshot, device)
         found = []
@@ -588,8 +589,7 @@ def briefly(snapshot: Snapshot, device: int, limit: int | None) -> tuple[Reprodu
         return None
     confs = [snapshot.settings, *map(parse_conf, worth_trying(own, limit))]
     runs = tuple(simulate(own, settings, limit, ranges=False) for settings in confs)
-    recorded_limit = None if limit is None else max(limit, int(replay.curves["reserved"].max()))
-    return reproduce(snapshot, device, own, recorded_limit), runs
+    return reproduce(snapshot, device, own, limit), runs
 
 
 def _cached_before(snapshot: Snapshot, device: int, work: Workload) -> int:

@@ -173,7 +173,7 @@ def tell_redacted(redactor: Redactor | None, listed: str | None) -> None:
         return
     from snapana.redact import summary_of
 
-    click.echo(f"Redacted {summary_of(redactor)}", err=True)
+    click.echo(f"Redacted {summary_of(redactor.counts)}", err=True)
     if listed is not None:
         write_new(Path(listed), "".join(f"{line}\n" for line in redactor.lines()), force=False)
 

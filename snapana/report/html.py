@@ -24,6 +24,7 @@ from snapana.analyses.sites import site_codes
 from snapana.analyses.whatif import briefly, limit_of
 from snapana.findings import Finding, verdict
 from snapana.frames import rows
+from snapana.redact import summary_of
 from snapana.report.charts import (
     Mark,
     fragmentation_curve,
@@ -85,8 +86,7 @@ def redacted_line(counts: dict[str, int] | None) -> str:
     """Say how much was replaced; empty where nothing was to be."""
     if counts is None:
         return ""
-    parts = [f"{count:,} {kind}{'s' if count != 1 else ''}" for kind, count in counts.items()]
-    return f"Redacted: {', '.join(parts) or 'nothing'}; figures and names of functions are as recorded."
+    return f"Redacted: {summary_of(counts)}; figures and names of functions are as recorded."
 
 
 def _device(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from snapana.analyses.plan import Plan, checkpoints, plan, with_accumulation
+from snapana.analyses.phases import checkpoints
+from snapana.analyses.plan import Plan, plan, with_accumulation
 from snapana.analyses.scaling import guessed, measured
 from snapana.analyses.whatif import MALLOC, workload
 from snapana.errors import SnapanaError
